@@ -17,7 +17,7 @@ from everbeat.domain.limit.model import LimitDefinition
 from everbeat.domain.task.context_backend import FailedTry
 from everbeat.errors import ActionRefused, BulkActionNotFound, ConfigurationError, TaskNotFound, WaitTimeout
 from everbeat.maintenance import bulk as maintenance_bulk
-from everbeat.maintenance.bulk import BulkActionEnded, BulkPortionFailed
+from everbeat.maintenance.bulk import BulkActionEnded, BulkActor, BulkPortionFailed
 from everbeat.store import audit, messages, steps
 from everbeat.store.limits import declare_limits
 from tests.maintenance.acting import ENDED, Carrier, app_of, rows, store
@@ -308,6 +308,39 @@ def test_a_bulk_cancel_ends_waiting_tasks_and_stops_running_ones_with_their_chil
     assert {db.row(each, "state") for each in [*waiting, child]} == {"CANCELLED"}
     assert db.row(parent.id, "cancel_requested_at") is not None
     assert db.row(after, "state") == "PENDING"
+
+
+def test_a_supervisor_that_dies_before_it_cancels_the_children_leaves_them_to_another(
+    app: App, db: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The portion is committed, and names the tasks whose children are still to be cancelled."""
+    parents = [db.running() for _ in range(2)]
+    children = [db.send("child") for _ in parents]
+    for parent, child in zip(parents, children, strict=True):
+        db.connection.execute(
+            db.plain("update {schema}.tasks set parent_id = %s where id = %s"), [parent.id, child]
+        )
+    action = app.cancel_all(name="work")
+    died = 0
+
+    async def die(*_: object) -> None:
+        nonlocal died
+        died += 1
+        if died == 2:
+            raise SystemExit
+
+    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr(BulkActor, "_cancel_family", die)
+        Carrier(db).run()
+    assert {db.row(child, "state") for child in children} == {"PENDING"}
+    assert sorted(rows(db, "select families from {schema}.bulk_actions")[0][0]) == sorted(
+        each.id for each in parents
+    )
+    Carrier(db, supervisor_id="other").run()
+    assert {db.row(child, "state") for child in children} == {"CANCELLED"}
+    info = action.refresh()
+    assert (info.state, info.done, info.skipped) == (BulkState.COMPLETED, 2, 0)
+    assert [each.outcome for each in app.audit_log()] == ["completed", "requested"]
 
 
 def test_scheduled_tasks_run_now_move_and_get_another_priority(app: App, db: StoreHarness) -> None:

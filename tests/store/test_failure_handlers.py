@@ -14,6 +14,7 @@ from psycopg import sql
 from everbeat.errors import EverbeatError
 from everbeat.store import diagnosis, tasks
 from everbeat.store.target import Target
+from tests.invariants import breaches
 from tests.store.conftest import StoreHarness
 
 HANDLER: Final = {"name": "alert", "parameter": "failure", "queue": "alerts", "priority": 7, "flags": '{"careful": true}'}  # fmt: skip
@@ -253,3 +254,30 @@ def test_the_key_of_a_limit_is_its_argument_without_nul(db: StoreHarness, value:
     query = db.plain("select {schema}.gates_of(%s::json, %s::json)")
     given = ['[{"limit": "n", "path": ["a"]}]', f'{{"a": "{value}", "b": "\\u0000"}}']
     assert db.connection.execute(query, given).fetchone() == ([f"n/{key}"],)
+
+
+@pytest.mark.parametrize("state", ["FAILED", "EXPIRED"])
+def test_the_invariant_notices_a_missing_and_a_second_handler(db: StoreHarness, state: str) -> None:  # I35
+    def numbers() -> set[str]:
+        return {breach.number for breach in breaches(db.connection, db.target.schema)}
+
+    db.connection.execute(db.plain("alter table {schema}.tasks disable trigger tasks_failure_handled"))
+    if state == "FAILED":
+        fail(db)
+    else:
+        db.send(policy=POLICY)
+        db.connection.execute(db.plain("update {schema}.tasks set good_until = now() - interval '1 second'"))
+        assert len(db.run(tasks.expire(channel=db.target.channel))) == 1
+    assert numbers() == {"I35"}
+    db.connection.execute(db.plain("alter table {schema}.tasks enable trigger tasks_failure_handled"))
+    handled = fail(db)
+    assert numbers() == {"I35"}
+    db.connection.execute(
+        db.plain("delete from {schema}.tasks where name <> 'alert' and id <> %s"), [handled]
+    )
+    assert numbers() == set()
+    copy = """insert into {schema}.tasks (id, name, queue, args, sent_at, enqueued_at)
+              select gen_random_uuid(), name, queue, args, sent_at, enqueued_at from {schema}.tasks where name = 'alert'"""
+    db.connection.execute(db.plain(copy))
+    assert numbers() == {"I35"}
+    db.connection.execute(db.plain("delete from {schema}.tasks where name = 'alert' and policy is null"))
