@@ -19,7 +19,7 @@ _PARTS: Final = 3
 
 
 class Around:
-    """What one producer sends. `number` returns the next number of a task, and `write` writes a line of the producer's log."""
+    """The sends of one producer. `number` returns the next number of a task, and `write` writes a line of the producer's log."""
 
     def __init__(self, random: Random, *, number: Callable[[], int], write: Callable[..., None]) -> None:
         self._random = random

@@ -239,7 +239,7 @@ def test_the_trigger_knows_the_channel_of_the_schema(db: StoreHarness) -> None:
 def test_a_nul_in_the_arguments_does_not_keep_a_handler_with_a_keyed_limit_from_being_sent(
     db: StoreHarness,
 ) -> None:
-    """A NUL is legal in JSON, but PostgreSQL cannot take any text out of such JSON, so the key of the limit is computed without it."""
+    """A NUL is legal in JSON, but PostgreSQL cannot take any text out of such JSON. So the key of the limit is computed without it."""
     limited = policy(gates=[{"limit": "names", "path": ["failure", "name"]}], costs=[1])
     failed = fail(db, policy=limited, args=b'{"n": "a\\u0000"}')
     assert handlers(db, "gates") == [["names/work"]]
