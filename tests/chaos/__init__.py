@@ -4,7 +4,7 @@ Run `python -m tests.chaos --seed 1 --seconds 60`, or `make chaos SEED=1 SECONDS
 
     plan      The times of all faults, written before anything starts.
     evidence  The facts after a run, as plain values. `oracles`, `silence` and `figures` evaluate them without side effects.
-    program   The task code. `producer` sends the tasks, and both record their actions in append-only files.
+    program   The task code. `producer` and `around` send the tasks. All record their actions in append-only files.
     nats_side, nats_line, nats_faults
               The NATS server of a run with --nats, the connections to it, and the faults of both.
     line      A TCP proxy that cuts, delays and half-opens connections, and loses replies.

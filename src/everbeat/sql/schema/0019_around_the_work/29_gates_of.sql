@@ -15,7 +15,7 @@ create or replace function {schema}.gates_of(gates json, args json) returns text
     cross join lateral (select array(select json_array_elements_text(coalesce(g.gate -> 'path', '[]'))) as path) p
     cross join lateral (
         select case
-            when position('\u0000' in args::text) > 0 then regexp_replace(args::text, '(?<!\\)((?:\\\\)*)\\u0000', '\1', 'g')::json else args
+            when position(E'\\u0000' in args::text) > 0 then regexp_replace(args::text, E'(?<!\\\\)((?:\\\\\\\\)*)\\\\u0000', E'\\1', 'g')::json else args
         end as args
     ) a
     cross join lateral (
