@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from uuid import uuid4
 
 import pytest
 
-from everbeat import App, WaitTimeout
+from everbeat import App, Call, WaitTimeout
+from everbeat.client import batches
 from everbeat.errors import BatchNotFound, BatchSealed, ConfigurationError, PayloadError
 from everbeat.runtime.clock import SystemClock
-from tests.client.conftest import app
+from tests.client.conftest import app, db
+from tests.store.conftest import StoreHarness
 
-__all__ = ["app"]
+__all__ = ["app", "db"]
 
 
 async def test_the_async_methods_of_a_batch_do_the_same_as_the_others(app: App) -> None:
@@ -89,3 +93,28 @@ def test_many_tasks_are_stored_fast(app: App) -> None:
     print(f"10,000 tasks of a batch in {took_s:.2f} s")
     assert batch.status().total == 10_000
     assert took_s < 20
+
+
+async def test_calls_with_large_arguments_are_stored_by_several_statements(
+    app: App, db: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first 1,000 calls can take a gigabyte of arguments, which no statement can store."""
+
+    @app.task
+    async def load(text: str) -> None: ...
+
+    monkeypatch.setattr(batches, "SENT_BYTES", 1_000)
+    calls = [load.call("x" * 400) for _ in range(8)]
+    by_thread, by_loop = app.batch("import"), app.batch("import")
+    assert len(await asyncio.to_thread(lambda: by_thread.open().send_many(each for each in calls))) == 8
+    await by_loop.aopen()
+    assert len(await by_loop.asend_many(calls)) == 8
+
+    async def later() -> AsyncIterator[Call[None]]:
+        for each in calls:
+            yield each
+
+    assert len(await by_loop.asend_many(later())) == 8
+    noted = db.table("batch_events", "batch_id, number")
+    assert sorted(number for batch_id, number in noted if batch_id == by_thread.id) == [2, 3, 3]
+    assert sorted(number for batch_id, number in noted if batch_id == by_loop.id) == [2, 2, 3, 3, 3, 3]

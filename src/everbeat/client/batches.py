@@ -32,6 +32,8 @@ R = TypeVar("R")
 
 SENT_AT_ONCE: Final = 1_000
 """The number of tasks that one statement of `Batch.send_many` stores."""
+SENT_BYTES: Final = 16 * 1024 * 1024
+"""A statement stores no further task once the arguments of its tasks take this many bytes."""
 _POLL: Final = Backoff(first_s=0.05, longest_s=2.0)
 _limit: Final = whole(1, 10_000)
 
@@ -125,14 +127,14 @@ class Batch(DatabaseMethods):
     def send_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
         """Store many tasks of this batch, and return their handles in the order of the calls.
 
-        One statement stores up to 1,000 tasks. If a later one fails, the tasks of the earlier ones are stored. Raises the same errors as
-        `send`.
+        One statement stores up to 1,000 tasks, or fewer if their arguments are large. If a later one fails, the tasks of the earlier ones
+        are stored. Raises the same errors as `send`.
 
         batch.send_many(load.call(row) for row in rows)
         """
         handles: list[Handle[R]] = []
         given = iter(calls) if isinstance(calls, Iterable) else iter(calls_of(calls, name="Batch.send_many"))
-        while part := calls_of(islice(given, SENT_AT_ONCE), name="Batch.send_many"):
+        while part := calls_of(_portion(given), name="Batch.send_many"):
             handles += self._stored(part, name="Batch.send_many", twin="Batch.asend_many")
         return handles
 
@@ -294,19 +296,35 @@ class Batch(DatabaseMethods):
         return found
 
 
+def _bytes_of(call: object) -> int:
+    return len(call.payload) if isinstance(call, Call) else 0
+
+
+def _portion(calls: Iterator[Call[R]]) -> Iterator[Call[R]]:
+    """Yield the calls that the next statement stores."""
+    size = 0
+    for call in islice(calls, SENT_AT_ONCE):
+        yield call
+        size += _bytes_of(call)
+        if size >= SENT_BYTES:
+            return
+
+
 async def _parts(calls: Iterable[Call[R]] | AsyncIterable[Call[R]]) -> AsyncIterator[list[Call[R]]]:
     name = "Batch.asend_many"
     if not isinstance(calls, AsyncIterable):
         given: Iterator[Call[R]] = iter(calls_of(calls, name=name))
-        while part := calls_of(islice(given, SENT_AT_ONCE), name=name):
+        while part := calls_of(_portion(given), name=name):
             yield part
         return
     collected: list[Call[R]] = []
+    size = 0
     async for call in calls:
         collected.append(call)
-        if len(collected) == SENT_AT_ONCE:
+        size += _bytes_of(call)
+        if len(collected) == SENT_AT_ONCE or size >= SENT_BYTES:
             yield calls_of(collected, name=name)
-            collected = []
+            collected, size = [], 0
     yield await acalls_of(collected, name=name)
 
 
