@@ -21,6 +21,7 @@ from everbeat.store.statement import Statement, compose
 from everbeat.store.steps import ChildVerdict, cancel_started, start_by_task
 from tests.store.conftest import StoreHarness
 from tests.store.flows import Flow, task
+from tests.store.test_batches import portion, send_children
 from tests.store.test_signals import until_blocked
 from tests.store.test_steps import send_child
 
@@ -183,6 +184,28 @@ def test_a_retried_node_cancels_the_children_and_workflows_of_its_earlier_task(
     assert db.row(sent.id, "state = 'CANCELLED' or cancel_requested_at is not null")
     assert Flow(db, started).column("cancel_requested_at") is not None
     assert stranger.state == "RUNNING"
+
+
+@pytest.mark.parametrize("by", ["task", "workflow"])
+def test_a_retried_node_cancels_the_gathered_children_of_its_earlier_task(
+    db: StoreHarness, by: str
+) -> None:  # J7
+    flow = Flow.start(db, [task("parent")])
+    flow.settle_down()
+    (held,) = flow.claim()
+    gathered = portion(held.id)
+    assert send_children(db, held, gathered) is False
+    db.settle(held, "FAILED")
+    flow.settle_down()
+    flow.retry()
+    held = next(one for one in flow.claim() if flow.names().get(one.id) == "parent")
+    if by == "task":
+        assert db.cancel(held.id) == "REQUESTED"
+        db.run(tasks.cancel_children(held.id, channel=db.target.channel))
+    else:
+        flow.cancel()
+    for child in gathered.ids:
+        assert db.row(child, "state = 'CANCELLED' or cancel_requested_at is not null")
 
 
 def test_a_cancel_ignores_a_workflow_that_another_task_started_with_the_same_key(

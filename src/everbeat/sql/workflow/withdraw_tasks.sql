@@ -24,7 +24,8 @@ with recursive node as materialized (
     join {schema}.steps s on s.task_id = o.id and s.kind = 'child'
     left join {schema}.all_tasks c on c.id = (s.result #>> '{{}}')::uuid
     left join {schema}.workflows f on f.id = (s.result #>> '{{}}')::uuid
-    join {schema}.tasks p on p.id = coalesce(c.parent_id, f.parent_task_id) and p.workflow_id = o.workflow_id and p.node = o.number
+    left join {schema}.tasks g on g.batch_id = (s.result #>> '{{}}')::uuid and g.state in ('PENDING', 'CLAIMED', 'RUNNING')
+    join {schema}.tasks p on p.id = coalesce(c.parent_id, f.parent_task_id, g.parent_id) and p.workflow_id = o.workflow_id and p.node = o.number
     where o.iteration > 1
 ), family (id, workflow_id) as (
     select t.id, o.workflow_id from owner o join {schema}.all_tasks t on t.parent_id = o.id
