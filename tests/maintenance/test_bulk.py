@@ -329,9 +329,10 @@ def test_a_supervisor_that_dies_before_it_cancels_the_children_leaves_them_to_an
         if died == 2:
             raise SystemExit
 
-    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+    with monkeypatch.context() as patched:
         patched.setattr(BulkActor, "_cancel_family", die)
-        Carrier(db).run()
+        with pytest.raises(SystemExit):
+            Carrier(db).run()
     assert {db.row(child, "state") for child in children} == {"PENDING"}
     assert sorted(rows(db, "select families from {schema}.bulk_actions")[0][0]) == sorted(
         each.id for each in parents

@@ -1,6 +1,6 @@
 -- The task `id`, and the earlier tasks of its node whose children it has taken over. When a workflow is retried, its nodes get new tasks.
--- If a node's earlier task did not complete, the new task continues from the earlier task's steps and owns its children. An earlier task is
--- therefore an owner too if the steps of this task name one of its children, or a gather with live children of it.
+-- If a node's earlier task did not complete, the new task continues from the earlier task's steps and owns its children. So an earlier task is an
+-- owner if the steps of this task name one of its children, or a gather with live children.
 owner (id) as materialized (
     select %(id)s::uuid
     union
