@@ -62,6 +62,29 @@ def test_all_matching_tasks_are_counted_retried_and_shown(everbeat: Command, db:
     assert "retry_all" in everbeat("audit", "--since", "1h").assert_code(0).out
 
 
+def test_the_filters_of_an_action_are_shown_as_options(everbeat: Command, db: StoreHarness, app: App) -> None:
+    labels = {"tenant": "4 2", "team": None}
+    action = app.retry_all(state="FAILED", name="work", labels=labels, arguments_contain="it's")
+    options = (
+        """--state failed --label 'tenant=4 2' --label team --arguments-contain 'it'"'"'s' --name work"""
+    )
+    assert sorted(action.info.filters) == ["arguments_contain", "label_keys", "labels", "name", "states"]
+    shown = everbeat("bulk", "show", str(action.id)).assert_code(0).out.splitlines()[3]
+    assert shown == f"filters    {options}"
+    assert options in everbeat("bulk").assert_code(0).out
+    assert options in everbeat("audit").assert_code(0).out
+    mixed = app.retry_all(state=["retrying", "FAILED"])
+    assert "--state failed --state retrying\n" in everbeat("bulk", "show", str(mixed.id)).assert_code(0).out
+    all_of_them = app.retry_all(everything=True)
+    assert "--everything\n" in everbeat("bulk", "show", str(all_of_them.id)).assert_code(0).out
+
+
+def test_an_action_without_a_filter_is_refused_in_the_words_of_a_shell(everbeat: Command) -> None:
+    refused = everbeat("tasks", "retry", "--all", "--dry-run").assert_code(2)
+    assert "needs --everything" in refused.err
+    assert "everything=True" not in refused.err
+
+
 def test_each_change_of_a_single_task_has_its_row_in_the_audit_log(
     everbeat: Command, db: StoreHarness
 ) -> None:

@@ -90,6 +90,26 @@ def test_failures_are_grouped_by_task_code_and_class(app: App, db: StoreHarness,
     assert [g.count for g in app.failures()] == [1, 1, 1]
 
 
+def test_failures_and_dead_letters_are_found_by_label(app: App, db: StoreHarness, everbeat: Command) -> None:
+    for tenant in ("1", "1", "2"):
+        failed = fail(db, "BROKEN")
+        text = "update {schema}.tasks set labels = jsonb_build_object('tenant', %s::text) where id = %s"
+        db.connection.execute(db.plain(text), [tenant, failed])
+    fail(db, "BROKEN")
+    late = expire(db)
+    text = 'update {schema}.tasks set labels = \'{{"tenant": "3"}}\' where id = %s'
+    db.connection.execute(db.plain(text), [late])
+    assert [g.count for g in app.failures(labels={"tenant": "1"})] == [2]
+    assert [(g.code, g.count) for g in app.failures(labels={"tenant": "3"})] == [("TASK_EXPIRED", 1)]
+    assert sum(g.count for g in app.failures(labels={"tenant": None})) == 4
+    document = everbeat("failures", "--label", "tenant=1", "--json").assert_code(0).document
+    assert [g["count"] for g in document["failures"]] == [2]
+    refused = everbeat("failures", "--label", "a b=1").assert_code(2)
+    assert "--label = 'a b'" in refused.err
+    with pytest.raises(ConfigurationError, match="labels"):
+        app.failures(labels={"tenant": 1})  # type: ignore[dict-item]
+
+
 def test_failures_include_the_history(app: App, db: StoreHarness) -> None:
     moved, late = fail(db, "BROKEN", ago_s=5), expire(db)
     move(db, moved)

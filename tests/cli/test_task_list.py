@@ -11,9 +11,10 @@ import pytest
 
 from everbeat import App, TaskState
 from everbeat.cli.tasks import ListedState
+from everbeat.domain.task.context_backend import EmittedItem
 from everbeat.errors import ConfigurationError
 from everbeat.inspection import VirtualState
-from everbeat.store import leases
+from everbeat.store import leases, streams
 from everbeat.store.target import Target
 from tests.cli.conftest import Command
 from tests.client.conftest import app
@@ -194,3 +195,17 @@ def test_invalid_labels_of_a_command_are_refused(
 
 def test_the_state_filter_offers_each_state_and_virtual_state() -> None:
     assert [each.value for each in ListedState] == [*TaskState, *VirtualState]
+
+
+def test_a_stream_without_items_is_reported_with_the_streams_that_the_task_has(
+    db: StoreHarness, everbeat: Command
+) -> None:
+    held = db.running("w1")
+    emitted = [EmittedItem(name, 1, '"a"') for name in ("words", "lines")]
+    insertion = streams.insert_items([((held.id, held.claim_id), emitted)], channel=db.target.items_channel)
+    assert db.run(insertion) == {held.claim_id}
+    missing = everbeat("tasks", "stream", str(held.id), "wrods").assert_code(0)
+    assert missing.out == ""
+    assert "no items in stream 'wrods'. Its streams: lines, words" in missing.err
+    assert everbeat("tasks", "stream", str(held.id), "wrods", "--json").assert_code(0).document["items"] == []
+    assert everbeat("tasks", "stream", str(held.id), "words").assert_code(0).err == ""

@@ -402,13 +402,27 @@ def test_the_send_command_stores_a_task_that_no_worker_can_run_yet(everbeat: Com
     assert held.err.count("can be retried") == 1, "the next task of the line has run"
 
 
-@pytest.mark.parametrize("words", [["tasks", "show"], ["tasks", "cancel"], ["tasks", "retry"]])
-def test_commands_report_an_unknown_task(everbeat: Command, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tasks show ID",
+        "tasks cancel ID",
+        "tasks retry ID",
+        "tasks stream ID",
+        "tasks signal ID approved",
+        "inbox answer ID yes",
+        "dead redrive ID",
+    ],
+)
+def test_commands_report_an_unknown_task(everbeat: Command, words: str) -> None:
+    def run(given: str) -> Answer:
+        return everbeat(*(given if word == "ID" else word for word in words.split()))
+
     everbeat("migrate").assert_code(0)
     unknown = str(uuid4())
-    answer = everbeat(*words, unknown).assert_code(ExitCode.NOT_FOUND)
+    answer = run(unknown).assert_code(ExitCode.NOT_FOUND)
     assert f"Task {unknown} does not exist" in answer.err
-    assert everbeat(*words, "no-id").assert_code(ExitCode.USAGE).err.startswith("error: ")
+    assert run("no-id").assert_code(ExitCode.USAGE).err.startswith("error: ")
 
 
 @pytest.mark.parametrize(
@@ -440,6 +454,7 @@ def test_commands_report_an_unknown_task(everbeat: Command, words: list[str]) ->
         (["shop:app"], ExitCode.USAGE, "the NAME of a task is missing"),
         (["shop.py", "user_id=1"], ExitCode.USAGE, "the NAME of a task is missing"),
         (["--app", "shop:app", "shop:app", "welcome"], ExitCode.USAGE, "twice"),
+        (["shop:app", "welcome", "user_id=1", "--label", "a b=1"], ExitCode.USAGE, "--label = 'a b'"),
     ],
 )
 def test_the_send_command_refuses_invalid_names_and_arguments(
@@ -454,3 +469,33 @@ def test_output_of_an_imported_module_does_not_reach_stdout(everbeat: Command) -
     sent = everbeat("send", "shop:app", "welcome", "user_id=1").assert_code(0)
     assert str(UUID(sent.out.strip())) == sent.out.strip()
     assert "importing shop" in sent.err
+
+
+def test_the_send_command_reports_a_refusal_of_a_function_around_sends(everbeat: Command) -> None:
+    everbeat.write(
+        "strict.py",
+        """
+        from everbeat import App
+
+        app = App()
+
+        @app.around_send
+        def refuse_large_orders(call):
+            if call.arguments["items"] > 100:
+                raise ValueError("too many items")
+
+        @app.task
+        def pack(items: int) -> None: ...
+        """,
+    )
+    refused = everbeat("send", "strict:app", "pack", "items=101").assert_code(1)
+    assert "Traceback" not in refused.err
+    assert "refuse_large_orders" in refused.err
+    assert "strict.py:6" in refused.err
+    assert "ValueError: too many items" in refused.err
+    assert (
+        everbeat("send", "strict:app", "pack", "items=101", "--json").assert_code(1).error["code"]
+        == "SEND_FAILED"
+    )
+    assert "Traceback" in everbeat("send", "strict:app", "pack", "items=101", EVERBEAT_DEBUG="1").err
+    everbeat("send", "strict:app", "pack", "items=100").assert_code(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -59,12 +60,33 @@ def test_unknown_batches_and_invalid_arguments_are_refused(app: App) -> None:
         app.batch("")
     with pytest.raises(PayloadError, match="has a key"):
         app.batch("import", on_end=load.with_options(key="k").call(1))
-    with pytest.raises(PayloadError, match="not a call of a task"):
+    with pytest.raises(PayloadError, match="cannot be the on_success of a batch: it is not a call of a task"):
         app.batch("import", on_success=load)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="a task of a batch"), app.batch("import") as batch:
         batch.send(load.with_options(key="k", unique_for="kept").call(1))
     with pytest.raises(PayloadError, match="transaction of a connection"), app.batch("import") as batch:
         batch.send(load.with_options(connection=object()).call(1))
+
+
+async def test_an_error_names_the_position_of_a_wrong_entry_beyond_the_first_statement(app: App) -> None:
+    @app.task
+    async def load(row: int) -> int:
+        return row
+
+    calls = [*(load.call(row) for row in range(1_500)), 5]
+    batch = await app.batch("import").aopen()
+    with pytest.raises(PayloadError, match="Entry 1500 of the calls"):
+        await asyncio.to_thread(batch.send_many, calls)  # type: ignore[arg-type]
+    with pytest.raises(PayloadError, match="Entry 1500 of the calls"):
+        await batch.asend_many(calls)  # type: ignore[arg-type]
+
+    async def arriving() -> AsyncIterator[Any]:
+        for call in calls:
+            yield call
+
+    with pytest.raises(PayloadError, match="Entry 1500 of the calls"):
+        await batch.asend_many(arriving())
+    assert (await batch.astatus()).total == 3_000, "the earlier statements are stored"
 
 
 def test_a_call_whose_key_is_taken_adds_nothing_to_the_batch(app: App) -> None:

@@ -219,13 +219,49 @@ def test_a_page_names_the_filters_that_no_index_serves(
         (lambda app: app.list_tasks(labels="tenant"), "must map the keys of labels"),
         (lambda app: app.list_tasks(state="retryin"), "use 'retrying'"),
         (lambda app: app.list_tasks(arguments_contain=3), "arguments_contain = 3"),
+        (lambda app: app.list_tasks(arguments_contain=""), "arguments_contain = '': must not be empty"),
+        (lambda app: app.retry_all(arguments_contain="", dry_run=True), "must not be empty"),
         (lambda app: app.list_tasks(until="soon"), "until = 'soon'"),
+        (lambda app: app.list_tasks(state=3), "state = 3: must be a state, or a list of states, not int"),
+        (lambda app: app.cancel_all(state=3, dry_run=True), "state = 3: must be a state"),
+        (lambda app: app.dead(state=3), "state = 3: must be a state"),
+        (lambda app: app.list_tasks(parent="zz"), "parent = 'zz': must be a UUID"),
+        (lambda app: app.list_tasks(workflow="zz"), "workflow = 'zz': must be a UUID"),
+        (lambda app: app.list_tasks(before="zz"), "before = 'zz': must be a UUID"),
+        (lambda app: app.dead(before="zz"), "before = 'zz': must be a UUID"),
+        (lambda app: app.list_workflows(parent="zz"), r"list_workflows\.parent = 'zz': must be a UUID"),
+        (lambda app: app.list_batches(before="zz"), r"list_batches\.before = 'zz': must be a UUID"),
+        (lambda app: app.inbox(after="zz"), r"inbox\.after = 'zz': must be a UUID"),
+        (lambda app: app.list_workflows(state="retrying"), "must be one of 'RUNNING', 'PAUSED'"),
+        (lambda app: app.list_workflows(state="faild"), "use 'FAILED'"),
         (lambda app: app.list_workflows(labels={"": "1"}), "must have 1 to 64"),
     ],
 )
 def test_invalid_filters_are_refused(app: App, listed: Callable[[App], object], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         listed(app)
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        lambda app, moment: app.list_tasks(since=moment),
+        lambda app, moment: app.list_tasks(until=moment),
+        lambda app, moment: app.list_workflows(since=moment),
+        lambda app, moment: app.failures(since=moment),
+        lambda app, moment: app.recoveries(since=moment),
+        lambda app, moment: app.audit_log(since=moment),
+    ],
+)
+@pytest.mark.parametrize("moment", ["2h", 5, datetime(2030, 1, 1), timedelta(hours=-1)])  # noqa: DTZ001 - refused
+def test_a_fix_of_a_wrong_time_in_the_past_does_not_propose_the_future(
+    app: App, listed: Callable[[App, object], object], moment: object
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        listed(app, moment)
+    fix = refused.value.problems[0].fix
+    assert "datetime.now(timezone.utc) - timedelta(...)" in fix
+    assert "delay" not in str(refused.value)
 
 
 def test_workflows_are_found_by_their_labels_and_times(app: App, db: StoreHarness) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Any
 from uuid import uuid4
 
@@ -37,6 +38,10 @@ def child_of(db: StoreHarness, parent: Claimed, step: str = "work") -> Any:
     )
     assert sent is not None
     return sent.id
+
+
+class Fruit(Enum):
+    PEAR = "pear"
 
 
 def test_signal_accepts_a_handle_an_id_and_the_text_of_an_id(app: App, db: StoreHarness) -> None:
@@ -91,6 +96,20 @@ def test_a_signal_with_an_invalid_name_or_value_is_refused(
     with pytest.raises(PayloadError, match=message):
         app.signal(held.id, name, value)
     assert db.table("signals") == []
+
+
+def test_an_answer_that_is_no_json_is_refused_in_the_words_of_answers(app: App, db: StoreHarness) -> None:
+    held = db.running()
+    with pytest.raises(PayloadError, match="The answer is of type") as refused:
+        app.answer(held.id, Fruit.PEAR)
+    assert "member.value" in str(refused.value)
+    assert "signal" not in str(refused.value)
+
+
+def test_the_fix_of_a_wrong_stream_name_is_about_streams(app: App, db: StoreHarness) -> None:
+    held = db.running()
+    with pytest.raises(PayloadError, match=r"of a stream of task .*Fix: use a short text such as 'tokens'"):
+        app.handle(held.id).stream("x" * 201)
 
 
 def test_signal_refuses_a_target_that_is_not_a_handle_or_an_id(app: App, db: StoreHarness) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import typer
@@ -29,6 +30,7 @@ from everbeat.cli.output import (
 from everbeat.cli.selection import LimitOption, SinceOption, acting_as, database_answer, to_past, with_app
 from everbeat.domain.bulk_actions import SKIPPED, AuditEntry, BulkActionInfo
 from everbeat.domain.identifiers import bounds
+from everbeat.domain.labels import decode_labels
 from everbeat.errors import AmbiguousId, BulkActionNotFound
 from everbeat.errors.wording import amount, on_one_line
 from everbeat.store.bulk import actions_between
@@ -62,7 +64,7 @@ def list_actions(app: App, *, limit: LimitOption = 50, as_json: bool) -> None:
             Column("SKIPPED", f"{each.skipped:,}", drop=2, is_number=True),
             Column("REQUESTED", brief_moment(each.requested_at), drop=3),
             Column("BY", each.requested_by, drop=4),
-            Column("FILTERS", compact_json(each.filters), drop=1, is_text=True),
+            Column("FILTERS", _as_options(each.filters), drop=1, is_text=True),
         )
         for each in found
     ]
@@ -113,7 +115,7 @@ def _facts(info: BulkActionInfo) -> Iterator[tuple[str, str | Text | None]]:
     yield "id", str(info.id)
     yield "action", info.action.value
     yield "state", info.state.value
-    yield "filters", compact_json(info.filters) if info.filters else "none: everything"
+    yield "filters", _as_options(info.filters)
     yield "parameters", compact_json(info.parameters) if info.parameters else None
     yield "requested", f"{moment(info.requested_at)} by {info.requested_by} ({info.origin})"
     for name in ("started_at", "ended_at", "cancel_requested_at"):
@@ -125,6 +127,26 @@ def _facts(info: BulkActionInfo) -> Iterator[tuple[str, str | Text | None]]:
     yield "done", amount(info.done, "task")
     yield "skipped", amount(info.skipped, "task") if info.skipped else None
     yield "problem", info.problem
+
+
+_PARTS: Final = frozenset(
+    ("first_id", "last_id", "states", "plain_states", "virtual_states", "labels", "label_keys")
+)
+"""Stored parameters that are shown as the options that they come from, or come from the option of another parameter."""
+
+
+def _as_options(filters: Mapping[str, Any]) -> str:
+    """Return stored filters as the options of a command that mean the same."""
+    virtual: Sequence[str] = filters.get("virtual_states") or ()
+    plain: Sequence[str] = filters.get("plain_states" if virtual else "states") or ()
+    labels = decode_labels(filters.get("labels"))
+    options = [("state", state.lower()) for state in (*plain, *virtual)]
+    options += [("label", f"{key}={value}") for key, value in labels.items()]
+    options += [("label", key) for key in filters.get("label_keys") or ()]
+    options += [
+        (name.replace("_", "-"), str(value)) for name, value in sorted(filters.items()) if name not in _PARTS
+    ]
+    return " ".join(f"--{name} {quote(value)}" for name, value in options) or "--everything"
 
 
 def _whole(app: App, given: str) -> str:
@@ -168,7 +190,7 @@ def audit(
 
 def _row(entry: AuditEntry) -> tuple[Column, ...]:
     affected = "" if entry.affected is None else f"{entry.affected:,}"
-    filters = "" if entry.filters is None else compact_json(entry.filters)
+    filters = "" if entry.filters is None else _as_options(entry.filters)
     return (
         Column("NO", str(entry.id), is_number=True),
         Column("AT", brief_moment(entry.at)),

@@ -14,10 +14,12 @@ from everbeat.cli.failures import named_as_options
 from everbeat.cli.help_page import ListByDefault
 from everbeat.cli.output import Column, brief, brief_moment, say, show_json, show_rows
 from everbeat.cli.selection import (
+    LabelFilterOption,
     LimitOption,
     SinceOption,
     full_task_id,
     full_workflow_id,
+    labels_sought,
     short_ids,
     to_moment,
     to_past,
@@ -46,6 +48,7 @@ def failures(
     *,
     name: NameOption = None,
     queue: QueueOption = None,
+    label: LabelFilterOption = None,
     since: SinceOption = None,
     before: Annotated[
         str | None, typer.Option("--before", metavar="TIME", help="Failed before 2030-01-31T12:00:00Z.")
@@ -58,10 +61,11 @@ def failures(
     The list covers the 10,000 latest failures, and the EXPIRED tasks among the 10,000 newest tasks. A retried task is not
     counted until it fails again.
     """
-    with named_as_options({"since": "--since", "before": "--before"}):
+    with named_as_options({"labels": "--label", "since": "--since", "before": "--before"}):
         found = app.failures(
             name=name,
             queue=queue,
+            labels=labels_sought(label),
             since=to_past(since),
             before=None if before is None else to_moment(before, option="--before"),
             limit=limit,
@@ -102,6 +106,7 @@ def list_dead(
     name: NameOption = None,
     queue: QueueOption = None,
     key: Annotated[str | None, typer.Option("--key", metavar="TEXT", help="With this key.")] = None,
+    label: LabelFilterOption = None,
     workflow: Annotated[
         str | None, typer.Option("--workflow", metavar="ID", help="Tasks of this workflow's nodes.")
     ] = None,
@@ -117,11 +122,12 @@ def list_dead(
 
     The list covers the 50,000 latest failures, and the EXPIRED tasks among the 50,000 newest tasks.
     """
-    with named_as_options({"workflow_id": "--workflow", "since": "--since"}):
+    with named_as_options({"labels": "--label", "since": "--since"}):
         found = app.dead(
             name=name,
             queue=queue,
             key=key,
+            labels=labels_sought(label),
             workflow=full_workflow_id(app, workflow),
             since=to_past(since),
             error=error,
@@ -135,8 +141,11 @@ def list_dead(
     show_page(
         app, found, limit=limit, again="everbeat tasks list --state failed --state expired --order sent"
     )
-    if found:
-        say(f"Run {amount(len(found), 'task')} again, each by its id: everbeat dead redrive ID...")
+    if alone := [task for task in found if task.workflow_id is None]:
+        say(f"Run {amount(len(alone), 'task')} again, each by its id: everbeat dead redrive ID...")
+        say("Run all tasks of a name again: everbeat tasks retry --all --name TASK")
+    if of_workflows := len(found) - len(alone):
+        say(f"{amount(of_workflows, 'task')} of workflows: everbeat workflows retry ID")
 
 
 @dead.command()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from typing import Annotated
-from uuid import UUID
 
 import typer
 from msgspec import structs
@@ -15,6 +12,8 @@ from everbeat.cli.failures import named_as_options
 from everbeat.cli.help_page import ListByDefault
 from everbeat.cli.output import Column, brief_moment, compact_json, say, show_json, show_rows
 from everbeat.cli.selection import TaskIdArgument, database_answer, full_task_id, short_ids, with_app
+from everbeat.client.acting import user_at_host
+from everbeat.client.handle import to_task_id
 from everbeat.errors.wording import on_one_line
 from everbeat.store.questions import read_question
 
@@ -40,7 +39,7 @@ def list_questions(
     as_json: bool,
 ) -> None:
     """List the questions of tasks that wait for an answer. The task that was sent first is at the beginning."""
-    with named_as_options({"inbox.limit": "--limit"}):
+    with named_as_options({"inbox.limit": "--limit", "inbox.after": "--after"}):
         found = app.inbox(limit=limit, after=full_task_id(app, after))
     if as_json:
         show_json({"questions": [structs.asdict(each) | {"answer": str(each.type)} for each in found]})
@@ -88,9 +87,9 @@ def answer(
 ) -> None:
     """Answer the question of a task, which then continues. The first answer counts."""
     task_id = full_task_id(app, task_id)
-    asked = database_answer(app, read_question(UUID(task_id), question=question))
+    asked = database_answer(app, read_question(to_task_id(task_id), question=question))
     given: object = value if asked is None else asked.type.read(value)
-    who = by or f"{getpass.getuser()}@{socket.gethostname()}"
+    who = by or user_at_host()
     with named_as_options({"answer.by": "--by"}):
         answered = app.answer(task_id, given, question=question, by=who)
     if as_json:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import timedelta
+from traceback import walk_tb
 from typing import Annotated, Any, Final, TypeAlias, cast
 
 import msgspec
@@ -13,7 +14,7 @@ import typer
 from msgspec.structs import replace
 
 from everbeat.app import App
-from everbeat.cli.failures import ExitCode, Form, show_failure
+from everbeat.cli.failures import DEBUG_VARIABLE, ExitCode, Form, show_failure
 from everbeat.cli.output import say, show_json
 from everbeat.cli.selection import (
     AppOption,
@@ -27,6 +28,7 @@ from everbeat.cli.selection import (
 from everbeat.cli.tasks import task_document, wait_for
 from everbeat.client.handle import Handle
 from everbeat.client.options import SendOptions
+from everbeat.client.send_call import outgoing
 from everbeat.domain.inspection import TaskInfo
 from everbeat.domain.settings.units import to_seconds
 from everbeat.domain.task.definition import TaskDefinition
@@ -34,8 +36,10 @@ from everbeat.domain.task.states import TaskState
 from everbeat.errors import (
     RESULT_NOT_AVAILABLE,
     ConfigurationError,
+    EverbeatError,
     PayloadError,
     Problem,
+    SendError,
     TaskError,
     TaskFailed,
     UnknownTask,
@@ -163,6 +167,10 @@ def send(
             handle = _sent(chosen, name, arguments, pairs=pairs, when=when, options=options)
         except ConfigurationError as error:
             raise ConfigurationError([_as_option(problem) for problem in error.problems]) from None
+        except Exception as error:
+            if (refused := _refusal(error)) is None:
+                raise
+            raise refused from error
         if not wait and wait_timeout is None:
             _show_sent(handle, as_json=as_json)
             return
@@ -257,8 +265,8 @@ def _as_option(problem: Problem) -> Problem:
         return problem
     name, _, part = setting.partition("[")
     option = f"--{_OPTIONS.get(name, name).replace('_', '-')}"
-    limit = part.removesuffix("]").strip("'\"")
-    return replace(problem, subject=f"{option} {limit}" if limit else option)
+    entry = part.removesuffix("]").strip("'\"")
+    return replace(problem, subject=f"{option} {entry}" if entry and name != "labels" else option)
 
 
 def _arguments(args: str | None, pairs: list[str]) -> dict[str, Any]:
@@ -314,6 +322,22 @@ def _sent(
                 raise PayloadError(cause.message, parameter=parameter, fix=_fix(cause, task)) from None
             as_json[parameter] = error
             arguments[parameter] = text
+
+
+def _refusal(error: Exception) -> SendError | None:
+    """Return the error of a command for an exception of the app's own function around sends, or None for any other exception."""
+    frames = [*walk_tb(error.__traceback__)]
+    began = next(
+        (place for place, (frame, _) in enumerate(frames) if frame.f_code is outgoing.__code__), None
+    )
+    if began is None or began + 1 == len(frames) or isinstance(error, EverbeatError):
+        return None
+    code = frames[began + 1][0].f_code
+    return SendError(
+        f"Nothing was sent: {code.co_name} ({code.co_filename}:{code.co_firstlineno}), a function around sends, raised"
+        f" {type(error).__name__}: {error}",
+        fix=f"change the arguments or the function; {DEBUG_VARIABLE}=1 shows the traceback.",
+    )
 
 
 def _fix(error: PayloadError, task: TaskDefinition) -> str:

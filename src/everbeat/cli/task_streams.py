@@ -50,6 +50,10 @@ def stream(
         return
     with named_as_options({"stream.after": "--after"}):
         items = handle.stream(chosen, after=after, follow=follow)
+    known = [chosen] if follow else [each.name for each in handle.streams()]
+    if chosen not in known:
+        names = ", ".join(known) or "none"
+        say(on_one_line(f"The task has emitted no items in stream {chosen!r}. Its streams: {names}"))
     if as_json and not follow:
         document = {"id": handle.id, "stream": chosen, "items": [structs.asdict(item) for item in items]}
         show_json(document)

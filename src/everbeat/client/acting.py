@@ -106,6 +106,7 @@ def requested(
             subject=f"{method}.filters",
             code="MISSING",
             rule="selects all tasks, so it needs everything=True",
+            shell_rule="selects all tasks, so it needs --everything",
             fix="pass a filter such as name='mail', or everything=True",
             shell_fix="give a filter such as --name mail, or --everything",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, final
@@ -14,13 +14,14 @@ from msgspec import UNSET
 
 from everbeat.client.database_access import DatabaseMethods
 from everbeat.client.handle import Handle, to_batch_id
-from everbeat.client.sender import CallSender, acalls_of, calls_of
+from everbeat.client.sender import CallSender, calls_of
 from everbeat.client.sent_together import longest_patience_s
 from everbeat.client.task import Call
 from everbeat.client.unique_sending import key_moves, require_plain
 from everbeat.client.waiter import Deadline
 from everbeat.domain.batch import BatchCallback, BatchInfo
 from everbeat.domain.settings.checks import public, remark, switch, whole
+from everbeat.domain.settings.settings import shown
 from everbeat.domain.settings.units import Duration
 from everbeat.errors import BatchNotFound, BatchSealed, PayloadError, WaitTimeout
 from everbeat.runtime.clock import Backoff
@@ -134,7 +135,7 @@ class Batch(DatabaseMethods):
         """
         handles: list[Handle[R]] = []
         given = iter(calls) if isinstance(calls, Iterable) else iter(calls_of(calls, name="Batch.send_many"))
-        while part := calls_of(_portion(given), name="Batch.send_many"):
+        while part := calls_of(_portion(given), name="Batch.send_many", first=len(handles)):
             handles += self._stored(part, name="Batch.send_many", twin="Batch.asend_many")
         return handles
 
@@ -195,8 +196,13 @@ class Batch(DatabaseMethods):
     def _callback(self, call: Call[Any] | None, option: str) -> BatchCallback | None:
         if call is None:
             return None
-        (call,) = calls_of([call], name=f"batch.{option}")
         what = f"the {option} of a batch"
+        if not isinstance(call, Call):
+            raise PayloadError(
+                f"{shown(call)} cannot be {what}: it is not a call of a task, but of type {type(call).__name__}.",
+                parameter=option,
+                fix=f"make it with task.call(...): {option}=report.call('import-7').",
+            )
         if call.settings.key is not None or call.connection is not None:
             raise PayloadError(
                 f"The call of {call.name!r} cannot be {what}: it has a {'connection' if call.settings.key is None else 'key'}.",
@@ -311,11 +317,12 @@ def _portion(calls: Iterator[Call[R]]) -> Iterator[Call[R]]:
 
 
 async def _parts(calls: Iterable[Call[R]] | AsyncIterable[Call[R]]) -> AsyncIterator[list[Call[R]]]:
-    name = "Batch.asend_many"
+    name, first = "Batch.asend_many", 0
     if not isinstance(calls, AsyncIterable):
-        given: Iterator[Call[R]] = iter(calls_of(calls, name=name))
-        while part := calls_of(_portion(given), name=name):
+        given = iter(calls) if isinstance(calls, Iterable) else iter(calls_of(calls, name=name))
+        while part := calls_of(_portion(given), name=name, first=first):
             yield part
+            first += len(part)
         return
     collected: list[Call[R]] = []
     size = 0
@@ -323,9 +330,9 @@ async def _parts(calls: Iterable[Call[R]] | AsyncIterable[Call[R]]) -> AsyncIter
         collected.append(call)
         size += _bytes_of(call)
         if len(collected) == SENT_AT_ONCE or size >= SENT_BYTES:
-            yield calls_of(collected, name=name)
-            collected, size = [], 0
-    yield await acalls_of(collected, name=name)
+            yield calls_of(collected, name=name, first=first)
+            first, collected, size = first + len(collected), [], 0
+    yield calls_of(collected, name=name, first=first)
 
 
 class BatchMethods(DatabaseMethods):
@@ -370,7 +377,7 @@ class BatchMethods(DatabaseMethods):
 
 
 def _listed(*, live: bool, before: UUID | str | None, limit: int) -> Plan[list[BatchInfo]]:
-    known = None if before is None else to_batch_id(before)
+    known = None if before is None else to_batch_id(before, subject="list_batches.before")
     return ask(
         batches.list_batches(
             before=known,

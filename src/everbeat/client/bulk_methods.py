@@ -16,7 +16,7 @@ from everbeat.domain.bulk_actions import AuditEntry, BulkActionInfo, BulkVerb, O
 from everbeat.domain.filters import AuditFilters, BulkFilters
 from everbeat.domain.settings.checks import public, queue_name, remark, sought_or_none, whole
 from everbeat.domain.settings.settings import refused
-from everbeat.domain.settings.units import Duration, When, to_when
+from everbeat.domain.settings.units import Duration, When, to_past
 from everbeat.domain.task.policy import HIGHEST_PRIORITY, LOWEST_PRIORITY
 from everbeat.store import audit, bulk
 from everbeat.store.plan import Plan, ask
@@ -358,7 +358,7 @@ def _entries(
 ) -> Plan[list[AuditEntry]]:
     return ask(
         audit.entries(
-            since=None if since is None else to_when(since, subject="since"),
+            since=None if since is None else to_past(since, subject="since"),
             actor=sought_or_none(actor, subject="actor"),
             action=sought_or_none(action, subject="action"),
             before=None if before is None else _number(before, subject="before"),

@@ -53,22 +53,22 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
-def to_task_id(value: object) -> UUID:
+def to_task_id(value: object, *, subject: str = "task_id") -> UUID:
     """Return a task id from a UUID or its string form. Raises ConfigurationError for any other value."""
-    return _to_id(value, "task", given_by="send", listed_by="tasks")
+    return _to_id(value, subject, given_by="send", listed_by="tasks")
 
 
-def to_workflow_id(value: object) -> UUID:
+def to_workflow_id(value: object, *, subject: str = "workflow_id") -> UUID:
     """Return a workflow id from a UUID or its string form. Raises ConfigurationError for any other value."""
-    return _to_id(value, "workflow", given_by="start", listed_by="workflows")
+    return _to_id(value, subject, given_by="start", listed_by="workflows")
 
 
-def to_batch_id(value: object) -> UUID:
+def to_batch_id(value: object, *, subject: str = "batch_id") -> UUID:
     """Return a batch id from a UUID or its string form. Raises ConfigurationError for any other value."""
-    return _to_id(value, "batch", given_by="batch", listed_by="batches")
+    return _to_id(value, subject, given_by="batch", listed_by="batches")
 
 
-def _to_id(value: object, kind: str, *, given_by: str, listed_by: str) -> UUID:
+def _to_id(value: object, subject: str, *, given_by: str, listed_by: str) -> UUID:
     if isinstance(value, UUID):
         return value
     if isinstance(value, str):
@@ -78,7 +78,7 @@ def _to_id(value: object, kind: str, *, given_by: str, listed_by: str) -> UUID:
             pass
     raise refused(
         value,
-        subject=f"{kind}_id",
+        subject=subject,
         code="WRONG_TYPE",
         rule="must be a UUID, or its string form",
         shell_rule="must be an id, or at least its first 4 digits",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Final, Literal, TypeAlias, Unpack
@@ -24,17 +24,18 @@ from everbeat.domain.inspection import (
     WorkerInfo,
     WorkerStateInfo,
 )
-from everbeat.domain.labels import sought_labels
+from everbeat.domain.labels import split_labels
 from everbeat.domain.settings.checks import (
     one_of,
     remark,
     reporting_wrong_calls,
+    sought,
     sought_or_none,
     switch,
     whole,
 )
 from everbeat.domain.settings.settings import refused
-from everbeat.domain.settings.units import Duration, When, to_milliseconds, to_utc, to_when
+from everbeat.domain.settings.units import Duration, When, to_milliseconds, to_past, to_past_moment
 from everbeat.domain.task.states import TaskState, VirtualState
 from everbeat.domain.workflow.states import WorkflowInfo, WorkflowState
 from everbeat.errors.wording import nearest
@@ -262,7 +263,7 @@ def _tasks(
 ) -> Plan[TaskPage]:
     query = structs.replace(
         task_query("list_tasks", filters),
-        before=None if before is None else to_task_id(before),
+        before=None if before is None else to_task_id(before, subject="before"),
         latest=_order(order, subject="order") == "happened",
     )
     return _task_page(query, limit=_limit(limit, subject="limit"))
@@ -289,23 +290,31 @@ def _query(
     arguments_contain: str | None = None,
 ) -> inspection.TaskQuery:
     states, virtual = (None, []) if state is None else _states(state)
-    with_value, keys = _sought(labels, subject="labels")
+    with_value, keys = split_labels(labels, subject="labels")
     return inspection.TaskQuery(
         states=states,
         virtual=virtual,
         name=sought_or_none(name, subject="name"),
         queue=sought_or_none(queue, subject="queue"),
         key=sought_or_none(key, subject="key"),
-        workflow=None if workflow is None else to_workflow_id(workflow),
-        parent=None if parent is None else to_task_id(parent),
-        since=None if since is None else to_when(since, subject="since"),
+        workflow=None if workflow is None else to_workflow_id(workflow, subject="workflow"),
+        parent=None if parent is None else to_task_id(parent, subject="parent"),
+        since=None if since is None else to_past(since, subject="since"),
         worker=sought_or_none(worker, subject="worker"),
         error=sought_or_none(error, subject="error"),
-        until=None if until is None else to_when(until, subject="until"),
+        until=None if until is None else to_past(until, subject="until"),
         labels=with_value,
         label_keys=keys,
-        arguments_contain=sought_or_none(arguments_contain, subject="arguments_contain"),
+        arguments_contain=None if arguments_contain is None else _part_of_arguments(arguments_contain),
     )
+
+
+def _part_of_arguments(given: object) -> str:
+    """Return the text to search for. An empty text would match all tasks, and be no filter for a bulk action."""
+    if (text := sought(given, subject="arguments_contain")) == "":
+        rule, fix = "must not be empty, because each task contains an empty text", "give a text, or omit it"
+        raise refused(text, subject="arguments_contain", code="OUT_OF_RANGE", rule=rule, fix=fix)
+    return text
 
 
 def _dead(*, before: UUID | str | None, limit: int, **filters: Unpack[TaskFilters]) -> Plan[TaskPage]:
@@ -391,9 +400,11 @@ def _recoveries(
             task_id=None if task_id is None else to_task_id(task_id),
             number=None if number is None else _number(number, subject="number"),
             worker=sought_or_none(worker, subject="worker"),
-            since=None if since is None else to_when(since, subject="since"),
+            since=None if since is None else to_past(since, subject="since"),
             cause=None if cause is None else remark(cause, subject="cause"),
-            ended_before=None if ended_before is None else to_utc(ended_before, subject="ended_before"),
+            ended_before=None
+            if ended_before is None
+            else to_past_moment(ended_before, subject="ended_before"),
         ),
         limit=_limit(limit, subject="limit"),
     )
@@ -435,34 +446,30 @@ def _workflows(
     labels: Mapping[str, str | None] | None = None,
     limit: int,
 ) -> Plan[list[WorkflowInfo]]:
-    with_value, keys = _sought(labels, subject="list_workflows.labels")
+    with_value, keys = split_labels(labels, subject="list_workflows.labels")
     states = one_of(*WorkflowState)
     return workflow_operations.listing(
         name=sought_or_none(name, subject="list_workflows.name"),
         state=None if state is None else WorkflowState(states(state, subject="list_workflows.state")),
         key=sought_or_none(key, subject="list_workflows.key"),
-        parent=None if parent is None else to_task_id(parent),
+        parent=None if parent is None else to_task_id(parent, subject="list_workflows.parent"),
         children=switch(children, subject="list_workflows.children"),
-        since=None if since is None else to_when(since, subject="since"),
-        until=None if until is None else to_when(until, subject="until"),
+        since=None if since is None else to_past(since, subject="since"),
+        until=None if until is None else to_past(until, subject="until"),
         labels=with_value,
         label_keys=keys,
         limit=_limit_of_workflows(limit, subject="list_workflows.limit"),
     )
 
 
-def _sought(labels: Mapping[str, str | None] | None, *, subject: str) -> tuple[dict[str, str], Sequence[str]]:
-    """Return the labels of a search that have a value, and the keys of the others."""
-    given = {} if labels is None else sought_labels(labels, subject=subject)
-    with_value = {key: value for key, value in given.items() if value is not None}
-    return with_value, [key for key in given if key not in with_value]
-
-
 def _states(given: str | Sequence[str]) -> tuple[list[TaskState] | None, list[VirtualState]]:
     """Return the states and the virtual states that are given. The states are None if only virtual ones are."""
     states: list[TaskState] = []
     virtual: list[VirtualState] = []
-    asked = [given] if isinstance(given, str) else given
+    asked: object = [given] if isinstance(given, str) else given
+    if not isinstance(asked, Iterable):
+        rule = f"must be a state, or a list of states, not {type(given).__name__}"
+        raise refused(given, subject="state", code="WRONG_TYPE", rule=rule, fix="use 'FAILED', for example")
     for state in asked:
         if state in _VIRTUAL:
             virtual.append(VirtualState(state))

@@ -30,7 +30,9 @@ class QuestionMethods(DatabaseMethods):
         return await self._arun(self._inbox(limit, after))
 
     def _inbox(self, limit: int, after: UUID | str | None) -> Plan[list[OpenQuestion]]:
-        return open_questions(after=None if after is None else to_task_id(after), limit=limit)
+        return open_questions(
+            after=None if after is None else to_task_id(after, subject="inbox.after"), limit=limit
+        )
 
     def answer(
         self, task_id: UUID | str, value: object, /, *, question: str | None = None, by: str | None = None

@@ -18,7 +18,7 @@ from everbeat.domain.task.questions import (
     several_questions,
     stored_question,
 )
-from everbeat.domain.task.steps import ANSWER_PREFIX, encode_signal
+from everbeat.domain.task.steps import ANSWER_PREFIX, encode_answer
 from everbeat.errors import AlreadyAnswered, NoQuestion, TaskNotFound
 from everbeat.store import history, tasks
 from everbeat.store.plan import Plan, ask, together
@@ -44,7 +44,7 @@ def answer_plan(
     """
     if by is not None:
         by = str(remark(by, subject="answer.by"))
-    encode_signal(value, event="answer")
+    encode_answer(value)
     answer_id, channel = uuid4(), database.channel
 
     def make() -> Plan[str | None]:

@@ -36,7 +36,7 @@ from everbeat.domain.settings.checks import (
     whole,
 )
 from everbeat.domain.settings.settings import make_or_gather, refused
-from everbeat.domain.settings.units import Until, When, to_future, to_until, to_utc
+from everbeat.domain.settings.units import Until, When, to_future, to_past_moment, to_until
 from everbeat.errors import NotPaused, ScheduleNotChanged, SendError, UnknownName
 from everbeat.store import schedules
 from everbeat.store.inspection import read_clock
@@ -291,7 +291,10 @@ class ScheduleMethods(DatabaseMethods):
         self, name: str, *, since: datetime, until: datetime, overlap: BackfillOverlap, dry_run: bool
     ) -> Plan[list[datetime]]:
         _name(name, subject="backfill.name")
-        first, end = to_utc(since, subject="backfill.since"), to_utc(until, subject="backfill.until")
+        first, end = (
+            to_past_moment(since, subject="backfill.since"),
+            to_past_moment(until, subject="backfill.until"),
+        )
         if first >= end:
             rule = f"must be before until ({end.isoformat()})"
             fix = "pass an earlier since, or a later until"
@@ -383,7 +386,7 @@ def _upcoming(name: str, n: int) -> Plan[list[datetime]]:
 def _ticks(name: str, before: datetime | None, limit: int) -> Plan[list[TickInfo]]:
     return _decided(
         _name(name, subject="list_ticks.name"),
-        None if before is None else to_utc(before, subject="list_ticks.before"),
+        None if before is None else to_past_moment(before, subject="list_ticks.before"),
         _limit(limit, subject="limit"),
     )
 

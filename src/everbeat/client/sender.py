@@ -46,10 +46,10 @@ from everbeat.store.user_connection.connection import arun_joined, run_joined
 R = TypeVar("R")
 
 
-def calls_of(given: Iterable[Call[R]], *, name: str) -> list[Call[R]]:
+def calls_of(given: Iterable[Call[R]], *, name: str, first: int = 0) -> list[Call[R]]:
     """Return the given calls as a list. Raises PayloadError, which gives the entry's position, if an entry is not a call.
 
-    `name` is the name of the called method, for use in the error message.
+    `name` is the name of the called method, for use in the error message. `first` is the position of the first entry.
     """
     if (entries := _iterated(given)) is None:
         fix = "write [task.call(...)]" if isinstance(given, Call) else "pass [task.call(...), ...]"
@@ -57,7 +57,7 @@ def calls_of(given: Iterable[Call[R]], *, name: str) -> list[Call[R]]:
             f"{name}() takes an iterable of calls, not {shown(given)}, which is of type {type(given).__name__}.",
             fix=f"{_fix_of_async(given, name) or fix}.",
         )
-    return [_require_call(place, call) for place, call in enumerate(entries)]
+    return [_require_call(place, call) for place, call in enumerate(entries, first)]
 
 
 async def acalls_of(given: Iterable[Call[R]] | AsyncIterable[Call[R]], *, name: str) -> list[Call[R]]:

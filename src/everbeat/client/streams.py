@@ -15,7 +15,7 @@ from everbeat.client.waiter import EndedTask, Waiter
 from everbeat.domain.settings.checks import switch, whole
 from everbeat.domain.settings.units import Duration, to_seconds
 from everbeat.domain.task.context_backend import StreamInfo
-from everbeat.domain.task.steps import checked_name
+from everbeat.domain.task.steps import checked_stream_name
 from everbeat.domain.task.streams import StreamItem, decode_item, require_readable
 from everbeat.errors import TaskNotFound, WaitTimeout
 from everbeat.store import history
@@ -174,7 +174,7 @@ class _Reading:
     ) -> None:
         self._database = database
         self._task_id = task_id
-        self._name = checked_name(name, owner=f"a stream of task {task_id}")
+        self._name = checked_stream_name(name, owner=f"a stream of task {task_id}")
         self._after: int = _number(after, subject="stream.after")
         self._timeout_s = None if timeout is None else to_seconds(timeout, subject="stream.timeout")
         self._follows = switch(follow, subject="stream.follow")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -82,6 +82,15 @@ def _text(value: object, /, *, subject: str) -> str:
 
 def _text_or_any(value: object, /, *, subject: str) -> str | None:
     return None if value is None else _text(value, subject=subject)
+
+
+def split_labels(
+    labels: Mapping[str, str | None] | None, *, subject: str
+) -> tuple[dict[str, str], Sequence[str]]:
+    """Return the labels of a search that have a value, and the keys of the others. Raises ConfigurationError as `sought_labels` does."""
+    given = {} if labels is None else sought_labels(labels, subject=subject)
+    with_value = {key: value for key, value in given.items() if value is not None}
+    return with_value, [key for key in given if key not in with_value]
 
 
 def encode_labels(labels: Mapping[str, str]) -> str | None:

@@ -30,8 +30,9 @@ def filters_of(query: TaskQuery) -> dict[str, Any]:
 
     The query must not depend on the time of the call: `since` must be a moment.
     """
+    left_out = {"is_live"} if query.virtual else {"is_live", "plain_states"}
     found = {
-        name: value for name, value in query.filters().items() if value != _ANY[name] and name != "is_live"
+        name: value for name, value in query.filters().items() if value != _ANY[name] and name not in left_out
     }
     decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
     return decoded

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
 from everbeat.domain.inspection import FailureGroup, FailurePage
+from everbeat.domain.labels import NO_LABELS, encode_labels
 from everbeat.domain.settings.units import When
 from everbeat.store.inspection import moment_or_age
 from everbeat.store.rows import Row
@@ -22,14 +23,20 @@ def failure_groups(
     queue: str | None = None,
     since: When | None = None,
     before: datetime | None = None,
+    labels: Mapping[str, str] = NO_LABELS,
+    label_keys: Sequence[str] = (),
     limit: int,
     most: int = MOST_GROUPED,
 ) -> Statement[FailurePage]:
     """Group the tasks that FAILED or EXPIRED by name, error code and class, the latest group first.
 
-    At most `most` FAILED tasks are examined, and the EXPIRED tasks among the `most` newest tasks.
+    At most `most` FAILED tasks are examined, and the EXPIRED tasks among the `most` newest tasks. `label_keys` are the keys of labels that
+    can have any value.
     """
-    parameters = {"name": name, "queue": queue, "before": before, "limit": limit, "most": most}
+    parameters = {
+        "name": name, "queue": queue, "before": before, "labels": encode_labels(labels), "label_keys": [*label_keys] or None, "limit": limit,
+        "most": most,
+    }  # fmt: skip
 
     def read(found: Sequence[Row]) -> FailurePage:
         groups = [FailureGroup(*row[:9]) for row in found if row[0] is not None]

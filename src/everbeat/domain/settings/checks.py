@@ -119,8 +119,8 @@ def one_of(*choices: str) -> FieldCheck:
         if isinstance(value, str) and value in choices:
             return value
         guess = nearest(value, choices) if isinstance(value, str) else None
-        rule = f"must be one of {', '.join(map(repr, choices))}"
-        fix = f"use {guess!r}" if guess else f"use {choices[0]!r}, for example"
+        rule = f"must be one of {', '.join(repr(str(choice)) for choice in choices)}"
+        fix = f"use {str(guess)!r}" if guess else f"use {str(choices[0])!r}, for example"
         raise refused(value, subject=subject, code="UNKNOWN_CHOICE", rule=rule, fix=fix)
 
     return check

@@ -35,6 +35,8 @@ _WORDED = re.compile(
     re.IGNORECASE,
 )
 _DURATION_SHELL_FORMS = 'write "250ms", "30s", "5m", "1.5h", "2d" or "1h30m"'
+_LATER = "datetime.now(timezone.utc) + timedelta(...)"
+_EARLIER = "datetime.now(timezone.utc) - timedelta(...)"
 _DELAYS = "pass timedelta(seconds=30), for example, or timedelta(0) for at once"
 _DURATION_FORMS = f"{_DURATION_SHELL_FORMS}, a number of seconds, or a timedelta"
 
@@ -137,15 +139,18 @@ def span_or_never(lowest_s: float, highest_s: float, *, never: str) -> FieldChec
     return check
 
 
-def to_utc(value: object, *, subject: str) -> datetime:
-    """Return an aware datetime in UTC. Raises ConfigurationError if the datetime is naive, because its meaning would depend on the host."""
+def to_utc(value: object, *, subject: str, example: str = _LATER) -> datetime:
+    """Return an aware datetime in UTC. Raises ConfigurationError if the datetime is naive, because its meaning would depend on the host.
+
+    `example` is the expression that an error proposes.
+    """
     if not isinstance(value, datetime):
         raise refused(
             value,
             subject=subject,
             code="WRONG_TYPE",
             rule=f"must be a datetime with a time zone, not {type(value).__name__}",
-            fix="pass datetime.now(timezone.utc) + timedelta(...), for example",
+            fix=f"pass {example}, for example",
         )
     if value.utcoffset() is None:
         raise refused(
@@ -153,7 +158,7 @@ def to_utc(value: object, *, subject: str) -> datetime:
             subject=subject,
             code="NAIVE_DATETIME",
             rule="a datetime without a time zone means a different time on each host",
-            fix="pass datetime.now(timezone.utc) + timedelta(...), or value.astimezone() if it is local time",
+            fix=f"pass {example}, or value.astimezone() if it is local time",
         )
     # With a margin of a year at either end, no time zone can move the value out of the range of datetime.
     if not 2 <= value.year <= 9_998:
@@ -207,8 +212,31 @@ def to_when(value: object, *, subject: str) -> When:
                 subject=subject,
                 code="WRONG_TYPE",
                 rule=f"must be a timedelta or a datetime with a time zone, not {type(value).__name__}",
-                fix=f"pass timedelta(seconds={_delay_seconds(value)}), or datetime.now(timezone.utc) + timedelta(...)",
+                fix=f"pass timedelta(seconds={_delay_seconds(value)}), or {_LATER}",
             )
+
+
+def to_past(value: object, *, subject: str) -> When:
+    """Return a moment in UTC, or a non-negative duration before the database's current time. Raises ConfigurationError for other values."""
+    if isinstance(value, datetime):
+        return to_past_moment(value, subject=subject)
+    if isinstance(value, timedelta) and timedelta() <= value <= timedelta(seconds=LONGEST_S):
+        return value
+    rule = f"must be a timedelta or a datetime with a time zone, not {type(value).__name__}"
+    if isinstance(value, timedelta):
+        rule = "must be a duration before now of 0 seconds to 100 years"
+    raise refused(
+        value,
+        subject=subject,
+        code="OUT_OF_RANGE" if isinstance(value, timedelta) else "WRONG_TYPE",
+        rule=rule,
+        fix=f"pass timedelta(seconds={_delay_seconds(value)}), or {_EARLIER}",
+    )
+
+
+def to_past_moment(value: object, *, subject: str) -> datetime:
+    """Return an aware datetime in UTC, as `to_utc` does. The errors propose moments before now."""
+    return to_utc(value, subject=subject, example=_EARLIER)
 
 
 def _delay_seconds(value: object) -> str:

@@ -172,13 +172,23 @@ def inside(name: str, *, strand: int | None = None) -> Iterator[None]:
 
 def checked_name(name: object, *, owner: str) -> str:
     """Return a validated name of a step, event or signal. Raises PayloadError if the name is invalid or resembles a numbered name."""
+    fix = "use a short text such as 'approved'; repeated names are numbered automatically."
+    return _checked_name(name, owner=owner, fix=fix)
+
+
+def checked_stream_name(name: object, *, owner: str) -> str:
+    """Return a validated name of a stream. Raises PayloadError if the name is invalid."""
+    return _checked_name(name, owner=owner, fix="use a short text such as 'tokens'.")
+
+
+def _checked_name(name: object, *, owner: str, fix: str) -> str:
     is_text = isinstance(name, str) and 1 <= len(name) <= NAME_LIMIT and name.isprintable()
     if isinstance(name, str) and is_text and "#" not in name and "/" not in name:
         return name
     raise PayloadError(
         f"The name {shown(name)} of {owner} is not a printable string of 1 to {NAME_LIMIT} characters without # or /.",
         parameter="name",
-        fix="use a short text such as 'approved'; repeated names are numbered automatically.",
+        fix=fix,
     )
 
 
@@ -332,14 +342,26 @@ def require_carried(annotation: Any, *, event: str, task_name: str) -> None:
 
 def encode_signal(value: object, *, event: str) -> bytes:
     """Return the value of a signal as JSON. Raises PayloadError if JSON would change the value, or the value exceeds 1 MB."""
-    subject = f"value of signal {event!r}"
+    return _encode_sent(
+        value,
+        subject=f"value of signal {event!r}",
+        fix="send plain values, such as value.isoformat() or str(value)",
+    )
+
+
+def encode_answer(value: object) -> bytes:
+    """Return the answer to a question as JSON. Raises PayloadError as `encode_signal` does."""
+    return _encode_sent(
+        value, subject="answer", fix="answer with plain values, such as member.value for an enum"
+    )
+
+
+def _encode_sent(value: object, *, subject: str, fix: str) -> bytes:
     try:
         data = encode_untyped(value)
         require_plain(value, data)
     except Misfit as misfit:
-        raise _unrecordable(
-            misfit, subject, "value", fix="send plain values, such as value.isoformat() or str(value)"
-        ) from None
+        raise _unrecordable(misfit, subject, "value", fix=fix) from None
     if len(data) > RECORD_LIMIT_BYTES:
         raise PayloadError(
             f"The {subject} takes {len(data):,} bytes of JSON; at most {RECORD_LIMIT_BYTES:,} are stored.",

@@ -20,7 +20,7 @@ from everbeat.domain.task.context_backend import (
     StreamInfo,
 )
 from everbeat.domain.task.step_runner import StepPlan
-from everbeat.domain.task.steps import checked_name
+from everbeat.domain.task.steps import checked_stream_name
 from everbeat.domain.typed_json import Misfit, encode_untyped, refusal, require_plain, typed_json
 from everbeat.errors import PayloadError, StopReason, StreamFull, TaskStopped
 
@@ -115,7 +115,7 @@ class StreamMethods:
         return await aperform(self._emitted(name, value), self._backend.aask_step)
 
     def _emitted(self, name: str, value: object) -> StepPlan[int]:
-        checked_name(name, owner=f"a stream of task {self.name!r}")
+        checked_stream_name(name, owner=f"a stream of task {self.name!r}")
         data = encode_item(value, stream=name, task_name=self.name).decode()
         book = self._streams
         self._require_running()

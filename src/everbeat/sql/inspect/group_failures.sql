@@ -4,7 +4,7 @@
 -- Return one row without a group if there is none. `continue_before`: earlier failures were not examined. Many tasks can fail at the same
 -- moment, so those of the earliest moment are left to the next call, unless there are no others.
 with failed as materialized (
-    select t.id, t.name, t.queue, t.state, t.failed_at as at, t.error
+    select t.id, t.name, t.queue, t.state, t.failed_at as at, t.error, t.labels
     from {schema}.all_tasks t
     where t.state = 'FAILED' and t.failed_at > '0002-01-01 00:00:00+00' and t.failed_at <= statement_timestamp()
       and (%(before)s::timestamptz is null or t.failed_at < %(before)s)
@@ -15,7 +15,7 @@ with failed as materialized (
 ), stop as materialized (
     select case when count(*) = %(most)s then min(l.at) end as at, min(l.at) < max(l.at) as is_left_out from failed l
 ), expired as materialized (
-    select n.id, n.name, n.queue, n.state, n.expired_at as at, n.error
+    select n.id, n.name, n.queue, n.state, n.expired_at as at, n.error, n.labels
     from (select t.* from {schema}.all_tasks t order by t.id desc limit %(most)s) n
     where n.state = 'EXPIRED' and n.expired_at > '0002-01-01 00:00:00+00' and n.expired_at <= statement_timestamp()
       and (%(before)s::timestamptz is null or n.expired_at < %(before)s)
@@ -31,6 +31,8 @@ with failed as materialized (
     ) f
     cross join lateral (select case when f.error::text !~* E'\\\\u(0000|d[89a-f])' then f.error end as error) e
     where (%(name)s::text is null or f.name = %(name)s) and (%(queue)s::text is null or f.queue = %(queue)s)
+      and (%(labels)s::text is null or f.labels @> %(labels)s::text::jsonb)
+      and (%(label_keys)s::text[] is null or f.labels ?& %(label_keys)s::text[])
 ), grouped as (
     select
         f.name, f.code, f.type, count(*) as count, count(*) filter (where f.state = 'EXPIRED') as expired, min(f.at) as first_at,
