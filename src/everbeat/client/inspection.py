@@ -310,7 +310,7 @@ def _query(
 
 
 def _part_of_arguments(given: object) -> str:
-    """Return the text to search for. An empty text would match all tasks, and be no filter for a bulk action."""
+    """Return the text to search for. An empty text would match all tasks, so a bulk action would have no limits."""
     if (text := sought(given, subject="arguments_contain")) == "":
         rule, fix = "must not be empty, because each task contains an empty text", "give a text, or omit it"
         raise refused(text, subject="arguments_contain", code="OUT_OF_RANGE", rule=rule, fix=fix)
