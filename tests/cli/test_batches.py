@@ -49,6 +49,24 @@ def test_list_shows_batches_newest_first_with_their_progress(everbeat: Command, 
     ]
 
 
+def test_the_list_continues_before_a_batch(everbeat: Command, db: StoreHarness) -> None:
+    page = everbeat("batches", "--limit", "1").assert_code(0)
+    assert page.err == f"There might be more: --before {SEALED}\n"
+    following = everbeat("batches", "--limit", "1", "--before", str(SEALED)[:8], "--json").assert_code(0)
+    assert [each["name"] for each in following.document["batches"]] == ["import-7"]
+
+
+@pytest.mark.parametrize("words", ["batches", "failures", "audit", "bulk", "workflows"])
+def test_a_limit_that_the_list_refuses_is_refused_as_the_help_says(everbeat: Command, words: str) -> None:
+    assert (
+        "1<=x<=10000]"
+        in everbeat(words, "list" if words not in ("failures", "audit") else "--help", "--help").out
+    )
+    everbeat("migrate").assert_code(0)
+    everbeat(words, "--limit", "10000").assert_code(0)
+    assert "--limit" in everbeat(words, "--limit", "10001").assert_code(2).err
+
+
 def test_show_finds_a_batch_by_the_beginning_of_its_id(everbeat: Command, db: StoreHarness) -> None:
     document = everbeat("batches", "show", "018f0000", "--json").assert_code(0).document
     assert (document["id"], document["waiting"], document["sealed_at"]) == (str(OPEN), 2, None)

@@ -59,6 +59,7 @@ PLACES: dict[tuple[str, ...], list[str]] = {
     ("dead", "redrive", "task_ids"): ["dead", "redrive", "{failed}"],
     ("inbox", "list", "--after"): ["inbox", "list", "--after", "{task}"],
     ("inbox", "answer", "task_id"): ["inbox", "answer", "{task}", "yes"],
+    ("batches", "list", "--before"): ["batches", "list", "--before", "{batch}"],
     ("batches", "show", "batch_id"): ["batches", "show", "{batch}"],
     ("batches", "seal", "batch_ids"): ["batches", "seal", "{batch}"],
     ("batches", "cancel", "batch_ids"): ["batches", "cancel", "{batch}"],
@@ -154,6 +155,23 @@ def test_every_command_accepts_a_prefix_of_an_id(
             )
         )
         db.connection.execute(db.plain("update {schema}.workers set ended_at = null, ended_how = null"))
+
+
+def test_an_id_of_other_characters_is_refused_by_its_option(
+    app: App, db: StoreHarness, everbeat: Command
+) -> None:
+    names = ("task", "failed", "workflow", "paused", "batch", "action")
+    given = dict.fromkeys(names, "no id") | {"worker": WORKER, "supervisor": SUPERVISOR}
+    for place, words in PLACES.items():
+        if not any(f"{{{name}}}" in words for name in names):
+            continue
+        if place[0] == "tasks" and place[1] in ACTING:  # these commands print an error for each id
+            continue
+        answer = everbeat(*(word.format(**given) for word in words))
+        assert answer.code == ExitCode.USAGE, (place, answer)
+        option = place[-1] if place[-1].startswith("--") and place[0] != "recoveries" else ""
+        assert answer.err.startswith(f"error: {option}"), (place, answer)
+        assert "'no id'" in answer.err, (place, answer)
 
 
 @pytest.mark.long

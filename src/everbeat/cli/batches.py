@@ -10,9 +10,10 @@ from msgspec import structs
 from rich.text import Text
 
 from everbeat.app import App
+from everbeat.cli.failures import named_as_options
 from everbeat.cli.help_page import ListByDefault
 from everbeat.cli.output import Column, brief_moment, optional_moment, say, show_json, show_pairs, show_rows
-from everbeat.cli.selection import Done, LimitOption, for_each, full_batch_id, with_app
+from everbeat.cli.selection import Done, SmallLimitOption, for_each, full_batch_id, with_app
 from everbeat.domain.batch import BatchInfo
 from everbeat.errors import BatchNotFound
 
@@ -39,11 +40,16 @@ def list_batches(
     app: App,
     *,
     live: Annotated[bool, typer.Option("--live", help="Omit batches that have ended.")] = False,
-    limit: LimitOption = 50,
+    before: Annotated[
+        str | None, typer.Option("--before", metavar="ID", help="The page after this batch in the list.")
+    ] = None,
+    limit: SmallLimitOption = 50,
     as_json: bool,
 ) -> None:
     """List batches with their progress, the newest first."""
-    found = app.list_batches(live=live, limit=limit)
+    after_it = None if before is None else full_batch_id(app, before)
+    with named_as_options({"list_batches.before": "--before"}):
+        found = app.list_batches(live=live, before=after_it, limit=limit)
     if as_json:
         show_json({"batches": [_document(each) for each in found]})
         return
@@ -62,7 +68,7 @@ def list_batches(
     ]
     show_rows(rows, empty="No batches.")
     if len(found) == limit:
-        say("There might be more: use a larger --limit.")
+        say(f"There might be more: --before {found[-1].id}")
 
 
 @commands.command()

@@ -27,7 +27,14 @@ from everbeat.cli.output import (
     show_pairs,
     show_rows,
 )
-from everbeat.cli.selection import LimitOption, SinceOption, acting_as, database_answer, to_past, with_app
+from everbeat.cli.selection import (
+    SinceOption,
+    SmallLimitOption,
+    acting_as,
+    database_answer,
+    to_past,
+    with_app,
+)
 from everbeat.domain.bulk_actions import SKIPPED, AuditEntry, BulkActionInfo
 from everbeat.domain.identifiers import bounds
 from everbeat.domain.labels import decode_labels
@@ -48,7 +55,7 @@ _ActionId = Annotated[str, typer.Argument(metavar="ID", help="The action's id.",
 
 @bulk.command("list")
 @with_app
-def list_actions(app: App, *, limit: LimitOption = 50, as_json: bool) -> None:
+def list_actions(app: App, *, limit: SmallLimitOption = 50, as_json: bool) -> None:
     """List bulk actions: those that have not ended, and then the latest."""
     with named_as_options({"bulk_actions.limit": "--limit"}):
         found = app.bulk_actions(limit=limit)
@@ -174,7 +181,7 @@ def audit(
     before: Annotated[
         int | None, typer.Option("--before", metavar="NO", help="The page after this entry in the list.")
     ] = None,
-    limit: LimitOption = 50,
+    limit: SmallLimitOption = 50,
     as_json: bool,
 ) -> None:
     """List the actions of operators, newest first. They are kept for 90 days."""

@@ -17,6 +17,7 @@ from everbeat.cli.selection import (
     LabelFilterOption,
     LimitOption,
     SinceOption,
+    SmallLimitOption,
     full_task_id,
     full_workflow_id,
     labels_sought,
@@ -53,7 +54,7 @@ def failures(
     before: Annotated[
         str | None, typer.Option("--before", metavar="TIME", help="Failed before 2030-01-31T12:00:00Z.")
     ] = None,
-    limit: LimitOption = 50,
+    limit: SmallLimitOption = 50,
     as_json: bool,
 ) -> None:
     """Count failures by task, error code and exception class, the latest first.
@@ -122,7 +123,7 @@ def list_dead(
 
     The list covers the 50,000 latest failures, and the EXPIRED tasks among the 50,000 newest tasks.
     """
-    with named_as_options({"labels": "--label", "since": "--since"}):
+    with named_as_options({"labels": "--label", "workflow": "--workflow", "before": "--before"}):
         found = app.dead(
             name=name,
             queue=queue,

@@ -95,6 +95,9 @@ JsonOption: TypeAlias = Annotated[
 LimitOption: TypeAlias = Annotated[
     int, typer.Option("--limit", min=1, max=100_000, help="List at most this many rows.")
 ]
+SmallLimitOption: TypeAlias = Annotated[
+    int, typer.Option("--limit", min=1, max=10_000, help="List at most this many rows.")
+]
 SinceOption: TypeAlias = Annotated[
     str | None,
     typer.Option("--since", metavar="WHEN", help="Since 2030-01-31T12:00:00Z, or within the last 10m."),

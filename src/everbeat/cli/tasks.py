@@ -203,7 +203,9 @@ ArgumentsOption: TypeAlias = Annotated[
     typer.Option("--arguments-contain", metavar="TEXT", help="With this text in the JSON of its arguments."),
 ]
 _FILTERS: Final = {
-    "workflow_id": "--workflow",
+    "workflow": "--workflow",
+    "parent": "--parent",
+    "before": "--before",
     "since": "--since",
     "until": "--until",
     "labels": "--label",

@@ -38,9 +38,9 @@ from everbeat.cli.output import (
 from everbeat.cli.selection import (
     Done,
     LabelFilterOption,
-    LimitOption,
     ShortIds,
     SinceOption,
+    SmallLimitOption,
     UntilOption,
     for_each,
     full_task_id,
@@ -211,6 +211,7 @@ _OPTIONS: Final = {
     "list_workflows.limit": "--limit",
     "list_workflows.state": "--state",
     "list_workflows.labels": "--label",
+    "list_workflows.parent": "--parent",
     "until": "--until",
 }
 
@@ -240,7 +241,7 @@ def list_workflows(
     since: SinceOption = None,
     until: UntilOption = None,
     labels: LabelFilterOption = None,
-    limit: LimitOption = 50,
+    limit: SmallLimitOption = 50,
     as_json: bool,
 ) -> None:
     """List workflows, newest first."""

@@ -365,7 +365,7 @@ class _Checker:
         if path:
             names = " -> ".join(self._graph.nodes[index].name for index in [*path, path[0]])
             rule = "is a cycle: each of these nodes would wait for itself"
-            fix = "remove one of these .after(...) calls"
+            fix = "remove one of these .after(...) or .when_failed(...) calls"
             yield self.problem("CYCLE", rule, fix, node=path[0], value=names)
 
 
