@@ -11,8 +11,10 @@ import pytest
 
 from everbeat import App, Context, QueueConfig, RetryPolicy
 from everbeat.client.task import SyncTask
-from everbeat.errors import ConfigurationError, RegistrationError
+from everbeat.errors import ConfigurationError, PayloadError, RegistrationError
 from everbeat.middleware import SendCall
+from everbeat.store import batches
+from tests.store.conftest import StoreHarness
 
 
 @pytest.fixture
@@ -52,6 +54,23 @@ def test_the_sync_sends_pass_through(app: App, pack: SyncTask[[str, int], None])
     app.around_send(to_eu)
     sent = [pack.send("eu", 1), *app.send_many([pack.call("eu", 1)]), pack.schedule(timedelta(1), "eu", 1)]
     assert {handle.info().queue for handle in sent} == {"eu"}
+
+
+def test_the_tasks_and_callbacks_of_batches_pass_through(
+    app: App, db: StoreHarness, pack: SyncTask[[str, int], None]
+) -> None:
+    app.around_send(to_eu)
+    with app.batch("parcels", on_end=pack.call("eu", 1)) as batch:
+        sent = [batch.send(pack.call("eu", 1)), *batch.send_many([pack.call("eu", 1), pack.call("us", 1)])]
+    batch.cancel()
+    db.run(batches.advance_batches(channel=db.target.channel))
+    on_end_id = batch.status().on_end_id
+    assert on_end_id is not None
+    queues = [handle.info().queue for handle in [*sent, app.handle(on_end_id)]]
+    assert queues == ["eu", "eu", "default", "eu"]
+    app.around_send(lambda call: call.with_options(key="one"))
+    with pytest.raises(PayloadError, match="cannot be the on_success of a batch: it has a key"):
+        app.batch("parcels", on_success=pack.call("eu", 1))
 
 
 def test_functions_are_called_in_order_and_see_the_changes_of_the_earlier_ones(

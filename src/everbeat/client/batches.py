@@ -203,6 +203,7 @@ class Batch(DatabaseMethods):
                 parameter=option,
                 fix=f"make it with task.call(...): {option}=report.call('import-7').",
             )
+        call = self._sender.outgoing(call)
         if call.settings.key is not None or call.connection is not None:
             raise PayloadError(
                 f"The call of {call.name!r} cannot be {what}: it has a {'connection' if call.settings.key is None else 'key'}.",
