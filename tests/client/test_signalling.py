@@ -98,7 +98,9 @@ def test_a_signal_with_an_invalid_name_or_value_is_refused(
     assert db.table("signals") == []
 
 
-def test_an_answer_that_is_no_json_is_refused_in_the_words_of_answers(app: App, db: StoreHarness) -> None:
+def test_an_answer_that_json_cannot_represent_is_refused_in_the_words_of_answers(
+    app: App, db: StoreHarness
+) -> None:
     held = db.running()
     with pytest.raises(PayloadError, match="The answer is of type") as refused:
         app.answer(held.id, Fruit.PEAR)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from traceback import walk_tb
 from typing import Annotated, Any, Final, TypeAlias, cast
@@ -163,14 +164,8 @@ def send(
         if found is not None and name not in chosen.tasks:
             raise UnknownTask(name, known=chosen.tasks)
         arguments = _arguments(args, pairs)
-        try:
+        with _explained():
             handle = _sent(chosen, name, arguments, pairs=pairs, when=when, options=options)
-        except ConfigurationError as error:
-            raise ConfigurationError([_as_option(problem) for problem in error.problems]) from None
-        except Exception as error:
-            if (refused := _refusal(error)) is None:
-                raise
-            raise refused from error
         if not wait and wait_timeout is None:
             _show_sent(handle, as_json=as_json)
             return
@@ -322,6 +317,19 @@ def _sent(
                 raise PayloadError(cause.message, parameter=parameter, fix=_fix(cause, task)) from None
             as_json[parameter] = error
             arguments[parameter] = text
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Rename the settings in errors after their options, and report an exception of the app's own function around sends as a SendError."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError([_as_option(problem) for problem in error.problems]) from None
+    except Exception as error:
+        if (refused := _refusal(error)) is None:
+            raise
+        raise refused from error
 
 
 def _refusal(error: Exception) -> SendError | None:
