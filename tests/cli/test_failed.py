@@ -90,7 +90,7 @@ def test_failures_are_grouped_by_task_code_and_class(app: App, db: StoreHarness,
     assert [g.count for g in app.failures()] == [1, 1, 1]
 
 
-def test_failures_and_dead_letters_are_found_by_label(app: App, db: StoreHarness, everbeat: Command) -> None:
+def test_failures_are_found_by_label(app: App, db: StoreHarness, everbeat: Command) -> None:
     for tenant in ("1", "1", "2"):
         failed = fail(db, "BROKEN")
         text = "update {schema}.tasks set labels = jsonb_build_object('tenant', %s::text) where id = %s"
@@ -108,6 +108,19 @@ def test_failures_and_dead_letters_are_found_by_label(app: App, db: StoreHarness
     assert "--label = 'a b'" in refused.err
     with pytest.raises(ConfigurationError, match="labels"):
         app.failures(labels={"tenant": 1})  # type: ignore[dict-item]
+
+
+def test_the_list_of_dead_letters_says_how_to_run_those_of_workflows_again(
+    app: App, db: StoreHarness, everbeat: Command
+) -> None:
+    fail(db, "BROKEN")
+    node = fail(db, "BROKEN")
+    db.connection.execute("set session_replication_role = replica")
+    db.connection.execute(db.plain("update {schema}.tasks set workflow_id = id where id = %s"), [node])
+    db.connection.execute("reset session_replication_role")
+    hints = everbeat("dead").assert_code(0).err
+    assert "Run 1 task again, each by its id: everbeat dead redrive ID..." in hints
+    assert "1 task of workflows: everbeat workflows retry ID" in hints
 
 
 def test_failures_include_the_history(app: App, db: StoreHarness) -> None:

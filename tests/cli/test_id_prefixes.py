@@ -157,7 +157,7 @@ def test_every_command_accepts_a_prefix_of_an_id(
         db.connection.execute(db.plain("update {schema}.workers set ended_at = null, ended_how = null"))
 
 
-def test_an_id_of_other_characters_is_refused_by_its_option(
+def test_an_id_of_other_characters_is_refused_by_each_command(
     app: App, db: StoreHarness, everbeat: Command
 ) -> None:
     names = ("task", "failed", "workflow", "paused", "batch", "action")
@@ -169,8 +169,7 @@ def test_an_id_of_other_characters_is_refused_by_its_option(
             continue
         answer = everbeat(*(word.format(**given) for word in words))
         assert answer.code == ExitCode.USAGE, (place, answer)
-        option = place[-1] if place[-1].startswith("--") and place[0] != "recoveries" else ""
-        assert answer.err.startswith(f"error: {option}"), (place, answer)
+        assert answer.err.startswith("error: "), (place, answer)
         assert "'no id'" in answer.err, (place, answer)
 
 

@@ -107,7 +107,6 @@ def list_dead(
     name: NameOption = None,
     queue: QueueOption = None,
     key: Annotated[str | None, typer.Option("--key", metavar="TEXT", help="With this key.")] = None,
-    label: LabelFilterOption = None,
     workflow: Annotated[
         str | None, typer.Option("--workflow", metavar="ID", help="Tasks of this workflow's nodes.")
     ] = None,
@@ -123,12 +122,11 @@ def list_dead(
 
     The list covers the 50,000 latest failures, and the EXPIRED tasks among the 50,000 newest tasks.
     """
-    with named_as_options({"labels": "--label", "workflow": "--workflow", "before": "--before"}):
+    with named_as_options({"workflow_id": "--workflow", "since": "--since"}):
         found = app.dead(
             name=name,
             queue=queue,
             key=key,
-            labels=labels_sought(label),
             workflow=full_workflow_id(app, workflow),
             since=to_past(since),
             error=error,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated
+from uuid import UUID
 
 import typer
 from msgspec import structs
@@ -86,8 +87,8 @@ def answer(
     as_json: bool,
 ) -> None:
     """Answer the question of a task, which then continues. The first answer counts."""
-    task_id = full_task_id(app, task_id)
-    asked = database_answer(app, read_question(to_task_id(task_id), question=question))
+    task_id = str(to_task_id(full_task_id(app, task_id)))
+    asked = database_answer(app, read_question(UUID(task_id), question=question))
     given: object = value if asked is None else asked.type.read(value)
     who = by or user_at_host()
     with named_as_options({"answer.by": "--by"}):

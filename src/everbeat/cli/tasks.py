@@ -203,9 +203,7 @@ ArgumentsOption: TypeAlias = Annotated[
     typer.Option("--arguments-contain", metavar="TEXT", help="With this text in the JSON of its arguments."),
 ]
 _FILTERS: Final = {
-    "workflow": "--workflow",
-    "parent": "--parent",
-    "before": "--before",
+    "workflow_id": "--workflow",
     "since": "--since",
     "until": "--until",
     "labels": "--label",
