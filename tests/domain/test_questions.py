@@ -82,9 +82,9 @@ def test_an_answer_that_does_not_fit_is_refused_with_what_the_question_asks_for(
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"text": ""}, "The text of a question of task 'refund' is not a text of 1 to 2,000 characters"),
-        ({"text": 3}, "The text of a question"),
-        ({"text": "Refund\ud800?"}, "The text of a question .* without NUL and lone surrogates"),
+        ({"question": ""}, "The text of a question of task 'refund' is not a text of 1 to 2,000 characters"),
+        ({"question": 3}, "The text of a question"),
+        ({"question": "Refund\ud800?"}, "The text of a question .* without NUL and lone surrogates"),
         ({"note": "\udfff"}, "The note of a question"),
         ({"note": "x" * 2_001}, "The note of a question"),
         ({"annotation": range}, "cannot be carried by JSON"),
@@ -95,10 +95,10 @@ def test_an_answer_that_does_not_fit_is_refused_with_what_the_question_asks_for(
     ],
 )
 def test_a_wrong_question_is_refused_with_a_reason(changed: dict[str, Any], reason: str) -> None:
-    given = {"text": "Refund?", "annotation": Any, "choices": None, "note": None} | changed
+    given = {"question": "Refund?", "annotation": Any, "choices": None, "note": None} | changed
     with pytest.raises(PayloadError, match=reason):
         described(
-            given["text"],
+            given["question"],
             given["annotation"],
             choices=given["choices"],
             note=given["note"],
@@ -107,5 +107,5 @@ def test_a_wrong_question_is_refused_with_a_reason(changed: dict[str, Any], reas
 
 
 def test_an_unreadable_stored_question_is_shown_as_it_is() -> None:
-    assert stored_question("{").text == "{"
+    assert stored_question("{").question == "{"
     assert stored_question(None).type == AnswerType()

@@ -31,7 +31,7 @@ FILL = (
     """insert into {schema}.stream_items (task_id, name, number, attempt, value)
        select t.id, 'a', 1, 1, '1' from (select id from {schema}.tasks where id <> %(busy)s limit %(items)s) t""",
     """insert into {schema}.steps (task_id, kind, name, state, result, attempt)
-       select t.id, 'event', case when n %% 2 = 0 then 'answer/ask' else 'approved' end, 'OPEN', '{{"text": "Refund?"}}', 1
+       select t.id, 'event', case when n %% 2 = 0 then 'answer/ask' else 'approved' end, 'OPEN', '{{"question": "Refund?"}}', 1
        from (select id, row_number() over () as n from {schema}.tasks where state = 'PENDING' limit %(rows)s / 5 * 2) t""",
     """update {schema}.tasks t set waits_for = s.name, wake_at = 'infinity'
        from {schema}.steps s where s.task_id = t.id and t.state = 'PENDING'""",

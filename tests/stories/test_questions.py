@@ -59,16 +59,16 @@ def test_a_question_outlives_its_worker_and_is_answered_by_a_command(
     doomed = scenario.ready_tree(program="asking", worker=ALONE)
     task = asking.refund.send(300)
     question = asked(scenario, asking, task.id)
-    assert (question.text, question.type.kind, question.note) == (
+    assert (question.question, question.type.kind, question.note) == (
         "Refund 300 EUR to Ann?",
         "bool",
         "order 17",
     )
-    assert (question.name, question.question, question.until) == ("refund", "ask", None)
+    assert (question.name, question.step, question.until) == ("refund", "ask", None)
     assert asking.quick.send(1).result(timeout=20) == 1, "its only slot is free"
     doomed.kill()
     listed = json.loads(command(scenario, "inbox", "--json").stdout)["questions"]
-    assert [(each["task_id"], each["text"], each["answer"]) for each in listed] == [
+    assert [(each["task_id"], each["question"], each["answer"]) for each in listed] == [
         (str(task.id), "Refund 300 EUR to Ann?", "true or false")
     ]
     reasons = asking.app.explain(task.id).reasons
@@ -140,14 +140,14 @@ def test_a_sync_task_asks_one_question_after_the_other(scenario: Scenario, askin
     scenario.ready_tree(program="asking", worker=ALONE)
     task = asking.choose_in_process.send()
     first = asked(scenario, asking, task.id)
-    assert (first.question, first.type.choices) == ("ask", ("mail", "parcel"))
+    assert (first.step, first.type.choices) == ("ask", ("mail", "parcel"))
     with pytest.raises(PayloadError, match='"ship" does not fit: the question asks for "mail" or "parcel"'):
         task.answer("ship")
     with pytest.raises(NoQuestion):
-        task.answer(2, question="ask#2")
-    assert task.answer("parcel", question="ask", by="ann") == "ask"
+        task.answer(2, step="ask#2")
+    assert task.answer("parcel", step="ask", by="ann") == "ask"
     scenario.until(
-        lambda: [each.question for each in asking.app.inbox()] == ["ask#2"],
+        lambda: [each.step for each in asking.app.inbox()] == ["ask#2"],
         within=30,
         what="the second question",
     )
@@ -155,6 +155,36 @@ def test_a_sync_task_asks_one_question_after_the_other(scenario: Scenario, askin
         task.answer(4)
     task.answer(3)
     assert task.result(timeout=30) == "3 by parcel"
+
+
+def test_one_of_two_open_questions_is_answered_by_its_step(scenario: Scenario, asking: ModuleType) -> None:
+    scenario.ready_tree(program="asking", worker=ALONE)
+    task = asking.ask_two.send()
+    scenario.until(lambda: len(asking.app.inbox()) == 2, within=30, what="both questions are open")
+    assert [(each.step, each.question) for each in asking.app.inbox()] == [
+        ("ask", "Which size?"),
+        ("ask#2", "Which colour?"),
+    ]
+    with pytest.raises(PayloadError, match="2 questions, in the steps ask, ask#2") as unclear:
+        task.answer("red")
+    assert (unclear.value.parameter, unclear.value.fix) == (
+        "step",
+        "name the step of the question, such as 'ask'.",
+    )
+    answered = command(
+        scenario, "inbox", "answer", str(task.id), "red", "--step", "ask#2", "--by", "ann", "--json"
+    )
+    assert json.loads(answered.stdout) == {"id": str(task.id), "step": "ask#2", "value": "red", "by": "ann"}
+    with pytest.raises(
+        AlreadyAnswered, match=r"The question of step 'ask#2' of task .* was already answered by ann"
+    ) as late:
+        task.answer("blue", step="ask#2")
+    assert late.value.step == "ask#2"
+    with pytest.raises(NoQuestion, match="does not wait for an answer in step 'ask#3'") as missing:
+        task.answer("blue", step="ask#3")
+    assert missing.value.step == "ask#3"
+    assert task.answer("large") == "ask"
+    assert task.result(timeout=30) == ["large", "red"]
 
 
 def test_a_question_without_an_answer_times_out(scenario: Scenario, asking: ModuleType) -> None:

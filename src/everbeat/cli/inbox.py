@@ -53,7 +53,7 @@ def list_questions(
             Column("SINCE", brief_moment(each.since), drop=2),
             Column("UNTIL", brief_moment(each.until), drop=4),
             Column("ANSWER", on_one_line(str(each.type)), drop=1),
-            Column("QUESTION", on_one_line(_text(each.text, each.note)), is_text=True),
+            Column("QUESTION", on_one_line(_text(each.question, each.note)), is_text=True),
         )
         for each in found
     ]
@@ -62,8 +62,8 @@ def list_questions(
         say(f"There might be more: --after {found[-1].task_id}")
 
 
-def _text(text: str, note: str | None) -> str:
-    return text if note is None else f"{text} ({note})"
+def _text(question: str, note: str | None) -> str:
+    return question if note is None else f"{question} ({note})"
 
 
 @commands.command()
@@ -76,9 +76,9 @@ def answer(
         typer.Argument(metavar="VALUE", help="The answer: a text, yes or no, or JSON.", show_default=False),
     ],
     *,
-    question: Annotated[
+    step: Annotated[
         str | None,
-        typer.Option("--question", metavar="QUESTION", help="The question's id, if the task has several."),
+        typer.Option("--step", metavar="STEP", help="The step of the question, if the task has several."),
     ] = None,
     by: Annotated[
         str | None,
@@ -88,12 +88,12 @@ def answer(
 ) -> None:
     """Answer the question of a task, which then continues. The first answer counts."""
     task_id = str(to_task_id(full_task_id(app, task_id)))
-    asked = database_answer(app, read_question(UUID(task_id), question=question))
+    asked = database_answer(app, read_question(UUID(task_id), step=step))
     given: object = value if asked is None else asked.type.read(value)
     who = by or user_at_host()
     with named_as_options({"answer.by": "--by"}):
-        answered = app.answer(task_id, given, question=question, by=who)
+        answered = app.answer(task_id, given, step=step, by=who)
     if as_json:
-        show_json({"id": task_id, "question": answered, "value": given, "by": who})
+        show_json({"id": task_id, "step": answered, "value": given, "by": who})
     else:
         print(on_one_line(f"{task_id}  {answered}  answered {compact_json(given)}"))

@@ -21,7 +21,7 @@ class QuestionMethods(DatabaseMethods):
         ConfigurationError if an argument is invalid.
 
         for each in app.inbox():
-            print(each.task_id, each.text, each.type)
+            print(each.task_id, each.question, each.type)
         """
         return self._run("inbox", self._inbox(limit, after))
 
@@ -35,25 +35,23 @@ class QuestionMethods(DatabaseMethods):
         )
 
     def answer(
-        self, task_id: UUID | str, value: object, /, *, question: str | None = None, by: str | None = None
+        self, task_id: UUID | str, value: object, /, *, step: str | None = None, by: str | None = None
     ) -> str:
-        """Answer the question that a task waits for, and return the question's id. The task continues with the value.
+        """Answer the question that a task waits for, and return the question's step. The task continues with the value.
 
-        `question` is needed only if several questions of the task are open. `by` says who answers, and is stored with the answer. The first
+        `step` is needed only if several questions of the task are open. `by` says who answers, and is stored with the answer. The first
         answer counts. Raises AlreadyAnswered if there is one, and NoQuestion if the task does not wait for an answer. Raises TaskNotFound if
         the task does not exist, and PayloadError if the value does not fit the question.
 
         app.answer(task_id, True, by="ann")
         """
-        return self._run("answer", self._answered(task_id, value, question, by))
+        return self._run("answer", self._answered(task_id, value, step, by))
 
     async def aanswer(
-        self, task_id: UUID | str, value: object, /, *, question: str | None = None, by: str | None = None
+        self, task_id: UUID | str, value: object, /, *, step: str | None = None, by: str | None = None
     ) -> str:
         """Async version of `answer` that does not block the running event loop."""
-        return await self._arun(self._answered(task_id, value, question, by))
+        return await self._arun(self._answered(task_id, value, step, by))
 
-    def _answered(
-        self, task_id: UUID | str, value: object, question: str | None, by: str | None
-    ) -> Plan[str]:
-        return answer_plan(self._database, to_task_id(task_id), value, question, by)
+    def _answered(self, task_id: UUID | str, value: object, step: str | None, by: str | None) -> Plan[str]:
+        return answer_plan(self._database, to_task_id(task_id), value, step, by)

@@ -14,14 +14,14 @@ class AlreadyAnswered(EverbeatError):
 
     code = "ALREADY_ANSWERED"
 
-    def __init__(self, task_id: UUID | str, *, question: str, by: str | None, at: datetime) -> None:
+    def __init__(self, task_id: UUID | str, *, step: str, by: str | None, at: datetime) -> None:
         who = "" if by is None else f" by {by}"
         super().__init__(
-            f"Question {question!r} of task {task_id} was already answered{who}, at {at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC.",
+            f"The question of step {step!r} of task {task_id} was already answered{who}, at {at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC.",
             fix="leave it: the task continues with the first answer.",
         )
         self.task_id = task_id
-        self.question = question
+        self.step = step
         self.by = by
         self.at = at
 
@@ -32,9 +32,9 @@ class NoQuestion(EverbeatError):
     code = "NO_QUESTION"
 
     def __init__(
-        self, task_id: UUID | str, *, state: str, question: str | None = None, timed_out: bool = False
+        self, task_id: UUID | str, *, state: str, step: str | None = None, timed_out: bool = False
     ) -> None:
-        asked = "an answer" if question is None else f"an answer to question {question!r}"
+        asked = "an answer" if step is None else f"an answer in step {step!r}"
         why = "the question has timed out" if timed_out else f"it is {state} and has no such question open"
         super().__init__(
             f"Task {task_id} does not wait for {asked}: {why}.",
@@ -42,7 +42,7 @@ class NoQuestion(EverbeatError):
         )
         self.task_id = task_id
         self.state = state
-        self.question = question
+        self.step = step
 
 
 class StreamFull(EverbeatError):

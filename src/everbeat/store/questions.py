@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from msgspec import Struct
 
-from everbeat.domain.task.questions import OpenQuestion, question_of, stored_question
+from everbeat.domain.task.questions import OpenQuestion, step_of, stored_question
 from everbeat.domain.task.steps import ANSWER_PREFIX
 from everbeat.store import rows
 from everbeat.store.statement import Statement
@@ -35,10 +34,10 @@ def list_open(*, after: UUID, limit: int) -> Statement[list[OpenQuestion]]:
     return Statement("question/list_open", {"after": after, "limit": limit}, rows.each(_open_question))
 
 
-def read_question(task_id: UUID, *, question: str | None = None) -> Statement[OpenQuestion | None]:
-    """Return an open question of the task, or None if there is none. Without an id, it is the one that the task waits for."""
-    event = None if question is None else f"{ANSWER_PREFIX}{question}"
-    return Statement("question/read_question", {"id": task_id, "question": event}, rows.first(_open_question))
+def read_question(task_id: UUID, *, step: str | None = None) -> Statement[OpenQuestion | None]:
+    """Return an open question of the task, or None if there is none. Without a step, it is the one that the task waits for."""
+    event = None if step is None else f"{ANSWER_PREFIX}{step}"
+    return Statement("question/read_question", {"id": task_id, "event": event}, rows.first(_open_question))
 
 
 def hold_task(task_id: UUID) -> Statement[bool]:
@@ -48,7 +47,7 @@ def hold_task(task_id: UUID) -> Statement[bool]:
 
 def list_asked(task_id: UUID, *, event: str | None) -> Statement[list[AskedQuestion]]:
     """Return the questions of a locked task, or only the one with this event, the latest first."""
-    return Statement("question/list_asked", {"id": task_id, "question": event}, rows.each(AskedQuestion))
+    return Statement("question/list_asked", {"id": task_id, "event": event}, rows.each(AskedQuestion))
 
 
 def _open_question(
@@ -60,14 +59,15 @@ def _open_question(
     since: datetime,
     until: datetime | None,
 ) -> OpenQuestion:
-    question = stored_question(asked)
-    fields: dict[str, Any] = {"text": question.text, "type": question.type, "note": question.note}
+    stored = stored_question(asked)
     return OpenQuestion(
         task_id=task_id,
         name=name,
         queue=queue,
-        question=question_of(event),
+        step=step_of(event),
+        question=stored.question,
+        type=stored.type,
+        note=stored.note,
         since=since,
         until=until,
-        **fields,
     )

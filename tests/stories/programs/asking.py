@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal
 
 from sample_tasks import app, effect, quick
@@ -35,3 +36,8 @@ def ask_briefly(ctx: Context) -> str:
         return str(ctx.ask("Still there?", type=str, timeout="1s"))
     except EventTimeout as late:
         return late.message
+
+
+@app.task(on_crash="retry")
+async def ask_two(ctx: Context) -> list[str]:
+    return await asyncio.gather(ctx.aask("Which size?", type=str), ctx.aask("Which colour?", type=str))

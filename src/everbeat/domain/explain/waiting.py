@@ -370,10 +370,10 @@ def _asking(task: TaskSummary, asked: OpenQuestion) -> Reason:
     until = "" if asked.until is None else f", until {shown_moment(asked.until)}"
     return Reason(
         code=ReasonCode.WAITING_FOR_ANSWER,
-        text=f"it is waiting for an answer to {asked.text!r} since {shown_moment(asked.since)}{until}",
+        text=f"it is waiting for an answer to {asked.question!r} since {shown_moment(asked.since)}{until}",
         since=asked.since,
         until=asked.until,
-        blocked_by=asked.question,
+        blocked_by=asked.step,
         command=f"everbeat inbox answer {task.id} VALUE",
     )
 

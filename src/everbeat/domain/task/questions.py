@@ -113,7 +113,7 @@ class AnswerType(Struct, frozen=True):
 class StoredQuestion(Struct, frozen=True):
     """A question as the wait's row stores it, in JSON."""
 
-    text: str
+    question: str
     type: AnswerType = AnswerType()
     note: str | None = None
 
@@ -129,15 +129,15 @@ class StoredAnswer(Struct, frozen=True):
 class OpenQuestion(Struct, frozen=True, kw_only=True):
     """A question that waits for an answer.
 
-    `question` identifies it in its task. `text`, `type` and `note` are what the task's code has asked. The task asked at `since`, and waits
+    `step` identifies it in its task. `question`, `type` and `note` are what the task's code has asked. The task asked at `since`, and waits
     until `until`, or for ever if it is None.
     """
 
     task_id: UUID
     name: str
     queue: str
+    step: str
     question: str
-    text: str
     type: AnswerType
     note: str | None
     since: datetime
@@ -149,13 +149,13 @@ def is_answer(event: str | None) -> bool:
     return event is not None and event.startswith(ANSWER_PREFIX)
 
 
-def question_of(event: str) -> str:
-    """Return the id of the question to which the event is the answer."""
+def step_of(event: str) -> str:
+    """Return the step whose question the event answers."""
     return event.removeprefix(ANSWER_PREFIX)
 
 
 def stored_question(text: str | None) -> StoredQuestion:
-    """Parse a stored question. An unreadable one, which can only come from a manual edit, has its beginning as the text."""
+    """Parse a stored question. An unreadable one, which can only come from a manual edit, has its beginning as the question."""
     try:
         return msgspec.json.decode(text or "", type=StoredQuestion)
     except (msgspec.MsgspecError, UnicodeError):
@@ -163,15 +163,15 @@ def stored_question(text: str | None) -> StoredQuestion:
 
 
 def described(
-    text: object, annotation: Any, *, choices: Sequence[Any] | None, note: object, task_name: str
+    question: object, annotation: Any, *, choices: Sequence[Any] | None, note: object, task_name: str
 ) -> StoredQuestion:
     """Return a question to store. Raises PayloadError if its text, type, choices or note are invalid."""
-    for value, name in ((text, "text"), (note, "note")):
+    for value, name, what in ((question, "question", "text"), (note, "note", "note")):
         if not (name == "note" and value is None) and not (
             isinstance(value, str) and 0 < len(value) <= TEXT_LIMIT and is_storable(value)
         ):
             raise PayloadError(
-                f"The {name} of a question of task {task_name!r} is not a text of 1 to {TEXT_LIMIT:,} characters without NUL and lone surrogates.",
+                f"The {what} of a question of task {task_name!r} is not a text of 1 to {TEXT_LIMIT:,} characters without NUL and lone surrogates.",
                 parameter=name,
                 fix="ask a short question, such as 'Refund 300 EUR to Ann?'.",
             )
@@ -179,7 +179,7 @@ def described(
     kind = type_of(annotation)
     if choices is not None:
         kind = AnswerType(kind.kind, _checked_choices(choices, kind, task_name=task_name), kind.nullable)
-    return StoredQuestion(str(text), kind, None if note is None else str(note))
+    return StoredQuestion(str(question), kind, None if note is None else str(note))
 
 
 def type_of(annotation: Any) -> AnswerType:
@@ -256,12 +256,12 @@ def _unfit(value: object, asked: AnswerType) -> PayloadError:
     )
 
 
-def several_questions(task_id: UUID, questions: Sequence[str]) -> PayloadError:
+def several_questions(task_id: UUID, steps: Sequence[str]) -> PayloadError:
     """Return the error for an answer that does not say which of several open questions it answers."""
     return PayloadError(
-        f"Task {task_id} waits for answers to {amount(len(questions), 'question')}: {', '.join(questions)}.",
-        parameter="question",
-        fix=f"name the question, such as question={questions[0]!r}.",
+        f"Task {task_id} waits for answers to {amount(len(steps), 'question')}, in the steps {', '.join(steps)}.",
+        parameter="step",
+        fix=f"name the step of the question, such as {steps[0]!r}.",
     )
 
 

@@ -38,7 +38,7 @@ from everbeat.domain.task.context_backend import (
 from everbeat.domain.task.ending import ending_of
 from everbeat.domain.task.gathering import ENDS_PER_RECORD, NewGather, portions, recorded_ends, with_recorded
 from everbeat.domain.task.outcome import code_of, error_from_exception
-from everbeat.domain.task.questions import StoredAnswer, described, question_of
+from everbeat.domain.task.questions import StoredAnswer, described, step_of
 from everbeat.domain.task.retry import RetryPolicy
 from everbeat.domain.task.steps import (
     StepBook,
@@ -199,7 +199,7 @@ class StepRunner(Struct, frozen=True, eq=False):
 
     def ask(
         self,
-        text: str,
+        question: str,
         annotation: Any,
         *,
         choices: Sequence[Any] | None,
@@ -207,17 +207,15 @@ class StepRunner(Struct, frozen=True, eq=False):
         timeout: Duration | None,
     ) -> StepPlan[Any]:
         """Return a person's answer to a question. Raises EventTimeout if the answer does not arrive in time."""
-        asked = described(text, annotation, choices=choices, note=note, task_name=self.task_name)
+        asked = described(question, annotation, choices=choices, note=note, task_name=self.task_name)
         subject = "timeout of Context.ask"
         timeout_ms = None if timeout is None else to_milliseconds(timeout, subject=subject)
         name = self.book.draw_question()
         answer = yield from self._waited(WaitForEvent(name, name, timeout_ms, encode(asked).decode()))
         if answer.state == "TIMED_OUT":
-            raise EventTimeout(question_of(name), timeout_s=(timeout_ms or 0) / 1_000, question=text)
+            raise EventTimeout(step_of(name), timeout_s=(timeout_ms or 0) / 1_000, question=question)
         given = decode(answer.value or "null", type=StoredAnswer)
-        return decode_event(
-            annotation, bytes(given.answer), event=question_of(name), task_name=self.task_name
-        )
+        return decode_event(annotation, bytes(given.answer), event=step_of(name), task_name=self.task_name)
 
     def _waited(self, question: WaitForEvent) -> StepPlan[StepAnswer]:
         yield from self._read()
