@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 from everbeat import App, TaskState
-from everbeat.cli.tasks import ListedState
+from everbeat.cli.task_filters import ListedState
 from everbeat.domain.task.context_backend import EmittedItem
 from everbeat.errors import ConfigurationError
 from everbeat.inspection import VirtualState

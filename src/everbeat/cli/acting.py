@@ -16,15 +16,12 @@ from everbeat.cli.failures import named_as_options
 from everbeat.cli.output import say, show_json
 from everbeat.cli.selection import (
     Done,
-    SinceOption,
     acting_as,
     for_each,
     full_task_id,
-    full_worker_id,
-    full_workflow_id,
-    to_past,
     with_app,
 )
+from everbeat.cli.task_filters import FILTERS, filter_parameters, filters_as_options, read_filters
 from everbeat.client.bulk_methods import BulkAction
 from everbeat.domain.bulk_actions import SKIPPED, BulkActionInfo, BulkState
 from everbeat.domain.inspection import CancelVerdict
@@ -66,51 +63,6 @@ _OPTIONS: Final[Mapping[str, tuple[Any, Any]]] = {
         Annotated[bool, typer.Option("--all", help="Act on all tasks that match the filters.")],
         False,
     ),
-    "states": (
-        Annotated[
-            list[TaskState] | None,
-            typer.Option(
-                "--state",
-                metavar="STATE",
-                case_sensitive=False,
-                help="With --all: in this state; can be repeated.",
-            ),
-        ],
-        None,
-    ),
-    "name": (
-        Annotated[str | None, typer.Option("--name", metavar="TASK", help="With --all: with this name.")],
-        None,
-    ),
-    "queue": (
-        Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="With --all: in this queue.")],
-        None,
-    ),
-    "key": (
-        Annotated[str | None, typer.Option("--key", metavar="TEXT", help="With --all: with this key.")],
-        None,
-    ),
-    "workflow": (
-        Annotated[str | None, typer.Option("--workflow", metavar="ID", help="With --all: of this workflow.")],
-        None,
-    ),
-    "parent": (
-        Annotated[str | None, typer.Option("--parent", metavar="ID", help="With --all: sent by this task.")],
-        None,
-    ),
-    "since": (SinceOption, None),
-    "worker": (
-        Annotated[
-            str | None, typer.Option("--worker", metavar="WORKER", help="With --all: run by this worker.")
-        ],
-        None,
-    ),
-    "error": (
-        Annotated[
-            str | None, typer.Option("--error", metavar="CODE", help="With --all: failed with this code.")
-        ],
-        None,
-    ),
     "everything": (
         Annotated[bool, typer.Option("--everything", help="With --all: allow the action without a filter.")],
         False,
@@ -142,29 +94,20 @@ def with_selection(command: Callable[..., None]) -> Callable[..., None]:
         Parameter(name, Parameter.KEYWORD_ONLY, annotation=option, default=default)
         for name, (option, default) in _OPTIONS.items()
     ]
+    filters = filter_parameters(prefix="With --all: ")
 
     @wraps(command)
     def run(app: App, *, as_json: bool, **given: Any) -> None:
-        chosen = {name: given.pop(name) for name in ("ids", *_OPTIONS)}
-        with acting_as(app, chosen["actor"]):
+        chosen = {name: given.pop(name) for name in ("ids", *FILTERS, *_OPTIONS)}
+        with acting_as(app, chosen["actor"]), filters_as_options():
             command(app, selection=_selection(app, chosen, as_json=as_json), **given)
 
-    run.__signature__ = declared.replace(parameters=[own[0], first, *own[1:], *shared])  # type: ignore[attr-defined]
+    run.__signature__ = declared.replace(parameters=[own[0], first, *own[1:], *filters, *shared])  # type: ignore[attr-defined]
     return run
 
 
 def _selection(app: App, given: Mapping[str, Any], *, as_json: bool) -> Selection:
-    filters = {
-        "state": given["states"] or None,
-        "name": given["name"],
-        "queue": given["queue"],
-        "key": given["key"],
-        "workflow": full_workflow_id(app, given["workflow"]),
-        "parent": full_task_id(app, given["parent"]),
-        "since": to_past(given["since"]),
-        "worker": full_worker_id(app, given["worker"]),
-        "error": given["error"],
-    }
+    filters = read_filters(app, given)
     ids, is_bulk = given["ids"] or [], given["is_bulk"]
     wants_bulk = (
         any(value is not None for value in filters.values()) or given["everything"] or given["dry_run"]
@@ -197,16 +140,13 @@ def act(
         for_each(
             selection.ids, one, refusals=refusals, key="id", listed_as="tasks", as_json=selection.as_json
         )
-    with named_as_options({"since": "--since", "state": "--state"}):
-        if selection.dry_run or not selection.is_confirmed:
-            counted = bulk(**selection.filters, dry_run=True).info
-            if selection.dry_run:
-                _show(counted, selection)
-                return
-            _confirm(counted)
-        requested = bulk(**selection.filters, reason=selection.reason)
-    _show(requested.info, selection)
-    return
+    if selection.dry_run or not selection.is_confirmed:
+        counted = bulk(**selection.filters, dry_run=True).info
+        if selection.dry_run:
+            _show(counted, selection)
+            return
+        _confirm(counted)
+    _show(bulk(**selection.filters, reason=selection.reason).info, selection)
 
 
 def _confirm(counted: BulkActionInfo) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from msgspec import structs
@@ -19,14 +20,14 @@ from everbeat.cli.selection import (
     SinceOption,
     SmallLimitOption,
     full_task_id,
-    full_workflow_id,
     labels_sought,
     short_ids,
     to_moment,
     to_past,
     with_app,
 )
-from everbeat.cli.tasks import ErrorFilterOption, TaskIdsArgument, show_page, task_document
+from everbeat.cli.task_filters import with_filters
+from everbeat.cli.tasks import TaskIdsArgument, show_page, task_document
 from everbeat.errors.wording import amount
 
 NameOption = Annotated[str | None, typer.Option("--name", metavar="TASK", help="With this name.")]
@@ -101,17 +102,11 @@ def failures(
 
 @dead.command("list")
 @with_app
+@with_filters
 def list_dead(
     app: App,
     *,
-    name: NameOption = None,
-    queue: QueueOption = None,
-    key: Annotated[str | None, typer.Option("--key", metavar="TEXT", help="With this key.")] = None,
-    workflow: Annotated[
-        str | None, typer.Option("--workflow", metavar="ID", help="Tasks of this workflow's nodes.")
-    ] = None,
-    since: SinceOption = None,
-    error: ErrorFilterOption = None,
+    filters: Mapping[str, Any],
     before: Annotated[
         str | None, typer.Option("--before", metavar="ID", help="The page after this task in the list.")
     ] = None,
@@ -122,17 +117,7 @@ def list_dead(
 
     The list covers the 50,000 latest failures, and the EXPIRED tasks among the 50,000 newest tasks.
     """
-    with named_as_options({"workflow_id": "--workflow", "since": "--since"}):
-        found = app.dead(
-            name=name,
-            queue=queue,
-            key=key,
-            workflow=full_workflow_id(app, workflow),
-            since=to_past(since),
-            error=error,
-            before=full_task_id(app, before),
-            limit=limit,
-        )
+    found = app.dead(**filters, before=full_task_id(app, before), limit=limit)
     if as_json:
         tasks = [task_document(task) for task in found]
         show_json({"tasks": tasks, "examined": found.examined, "continue_before": found.continue_before})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from enum import StrEnum
+from collections.abc import Iterator, Mapping
 from math import ceil, inf
 from time import monotonic
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -18,7 +17,6 @@ from rich.text import Text
 
 from everbeat.app import App
 from everbeat.cli.acting import add_acting
-from everbeat.cli.failures import named_as_options
 from everbeat.cli.output import (
     Column,
     brief,
@@ -40,21 +38,15 @@ from everbeat.cli.output import (
 from everbeat.cli.queues import add_listing, add_pausing
 from everbeat.cli.recoveries import show_recoveries
 from everbeat.cli.selection import (
-    LabelFilterOption,
     LimitOption,
     ShortIds,
-    SinceOption,
     TaskIdArgument,
-    UntilOption,
     full_target_id,
     full_task_id,
-    full_worker_id,
-    full_workflow_id,
-    labels_sought,
     short_ids,
-    to_past,
     with_app,
 )
+from everbeat.cli.task_filters import with_filters
 from everbeat.cli.task_streams import add_streams
 from everbeat.domain.explain.reasons import retry_of_step
 from everbeat.domain.inspection import (
@@ -67,7 +59,7 @@ from everbeat.domain.settings.units import Duration, to_seconds
 from everbeat.domain.task.gathering import awaited
 from everbeat.domain.task.needs import Needs
 from everbeat.domain.task.questions import is_answer
-from everbeat.domain.task.states import TaskState, VirtualState
+from everbeat.domain.task.states import TaskState
 from everbeat.errors import TaskError, WaitTimeout
 from everbeat.errors.wording import amount, on_one_line
 from everbeat.runtime.clock import SystemClock
@@ -191,73 +183,16 @@ commands = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_h
 TaskIdsArgument: TypeAlias = Annotated[
     list[str], typer.Argument(metavar="ID...", help="The tasks' ids.", show_default=False)
 ]
-WorkerFilterOption: TypeAlias = Annotated[
-    str | None, typer.Option("--worker", metavar="WORKER", help="Claimed or run by this worker.")
-]
-ErrorFilterOption: TypeAlias = Annotated[
-    str | None, typer.Option("--error", metavar="CODE", help="Failed with this code or exception class.")
-]
-
-ArgumentsOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--arguments-contain", metavar="TEXT", help="With this text in the JSON of its arguments."),
-]
-_FILTERS: Final = {
-    "workflow_id": "--workflow",
-    "since": "--since",
-    "until": "--until",
-    "labels": "--label",
-    "arguments_contain": "--arguments-contain",
-}
-
-
-class ListedState(StrEnum):
-    """The states and virtual states by which a list can be filtered."""
-
-    PENDING = TaskState.PENDING
-    CLAIMED = TaskState.CLAIMED
-    RUNNING = TaskState.RUNNING
-    COMPLETED = TaskState.COMPLETED
-    FAILED = TaskState.FAILED
-    CANCELLED = TaskState.CANCELLED
-    EXPIRED = TaskState.EXPIRED
-    RETRYING = VirtualState.RETRYING
-    SCHEDULED = VirtualState.SCHEDULED
-    SUSPENDED = VirtualState.SUSPENDED
-    SUSPECT = VirtualState.SUSPECT
-    OVERDUE = VirtualState.OVERDUE
-
-
 _COUNTDOWN_S: Final = 120
 
 
 @commands.command("list")
 @with_app
+@with_filters
 def list_tasks(
     app: App,
     *,
-    states: Annotated[
-        list[ListedState] | None,
-        typer.Option(
-            "--state",
-            metavar="STATE",
-            case_sensitive=False,
-            help=f"In this state; can be repeated: {', '.join(ListedState).lower()}.",
-        ),
-    ] = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="TASK", help="With this name.")] = None,
-    queue: Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="In this queue.")] = None,
-    key: Annotated[str | None, typer.Option("--key", metavar="TEXT", help="With this key.")] = None,
-    workflow: Annotated[
-        str | None, typer.Option("--workflow", metavar="ID", help="Tasks of this workflow's nodes.")
-    ] = None,
-    parent: Annotated[str | None, typer.Option("--parent", metavar="ID", help="Sent by this task.")] = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    labels: LabelFilterOption = None,
-    worker: WorkerFilterOption = None,
-    error: ErrorFilterOption = None,
-    arguments_contain: ArgumentsOption = None,
+    filters: Mapping[str, Any],
     before: Annotated[
         str | None, typer.Option("--before", metavar="ID", help="The page after this task in the list.")
     ] = None,
@@ -273,24 +208,7 @@ def list_tasks(
     The list covers tasks in flight, the 50,000 latest failures, and the 50,000 newest others. Older tasks are listed
     with --order sent.
     """
-    with named_as_options(_FILTERS):
-        found = app.list_tasks(
-            state=states or None,
-            name=name,
-            queue=queue,
-            key=key,
-            workflow=full_workflow_id(app, workflow),
-            parent=full_task_id(app, parent),
-            before=full_task_id(app, before),
-            since=to_past(since),
-            until=to_past(until, option="--until"),
-            labels=labels_sought(labels),
-            arguments_contain=arguments_contain,
-            worker=full_worker_id(app, worker),
-            error=error,
-            order=order,
-            limit=limit,
-        )
+    found = app.list_tasks(**filters, before=full_task_id(app, before), order=order, limit=limit)
     if as_json:
         tasks = [task_document(task) for task in found]
         show_json(
