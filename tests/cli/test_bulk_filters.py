@@ -88,6 +88,28 @@ def test_a_bulk_action_counts_and_changes_the_tasks_that_the_list_shows_for_each
         assert {row[0] for row in moved} == expected[what], filters
 
 
+def test_the_tasks_of_a_batch_are_listed_shown_explained_and_counted(
+    everbeat: Command, app: App, db: StoreHarness
+) -> None:
+    @app.task(name="load", labels={"team": "data"})
+    async def load(row: int) -> None: ...
+
+    load.send(9)
+    with app.batch("import") as batch:
+        sent = [str(each.id) for each in batch.send_many(load.call(row) for row in range(2))]
+    short = str(batch.id)[:18]
+    listed = everbeat("tasks", "list", "--batch", short, "--json").assert_code(0).document["tasks"]
+    assert {each["id"] for each in listed} == {*sent}
+    assert everbeat("tasks", "show", sent[0], "--json").document["batch_id"] == str(batch.id)
+    explained = everbeat("explain", sent[0]).assert_code(0).out
+    assert [line.split() for line in explained.splitlines() if line.startswith("labels")] == [
+        ["labels", "team=data"]
+    ]
+    counted = everbeat("tasks", "cancel", "--all", "--batch", short, "--dry-run").assert_code(0)
+    assert counted.out == "cancel  would change 2 tasks\n"
+    assert everbeat("tasks", "list", "--batch", "nothing").assert_code(2).err.startswith("error")
+
+
 def test_all_filters_of_python_are_options_of_the_commands() -> None:
     assert {*FILTERS} == {*TaskFilters.__annotations__}
 

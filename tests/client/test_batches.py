@@ -40,6 +40,26 @@ async def test_the_async_methods_of_a_batch_do_the_same_as_the_others(app: App) 
     await batch.aseal()
 
 
+def test_the_tasks_of_a_batch_are_listed_and_know_their_batch(app: App) -> None:
+    @app.task(labels={"team": "data"})
+    async def load(row: int) -> int:
+        return row
+
+    with app.batch("import") as batch:
+        sent = batch.send_many(load.call(row) for row in range(5))
+    other = load.send(9)
+    assert [each.info().batch_id for each in (sent[0], other)] == [batch.id, None]
+    for filters in ({}, {"labels": {"team": "data"}}, {"state": "PENDING"}):
+        for order in ("sent", "happened"):
+            found = app.list_tasks(batch=batch.id, order=order, **filters)  # type: ignore[arg-type]
+            assert {each.id for each in found} == {each.id for each in sent}
+            assert found.unindexed == (("batch",) if "labels" in filters else ())
+    assert app.cancel_all(batch=str(batch.id), dry_run=True).info.done == 5
+    assert app.list_tasks(batch=uuid4()) == []
+    with pytest.raises(ConfigurationError, match="batch_id"):
+        app.list_tasks(batch="import")
+
+
 def test_lists_are_pages_of_batches_newest_first(app: App) -> None:
     made = [app.batch(f"number {number}").open() for number in range(3)]
     newest = app.list_batches(limit=2)

@@ -144,6 +144,45 @@ async def test_a_task_process_and_a_retry_see_the_labels(running: App) -> None:
         assert await handle.aresult(timeout="60s") == {"team": "billing", "tenant": "42"}
 
 
+async def test_gathered_children_inherit_labels_and_callbacks_of_a_batch_have_their_own(running: App) -> None:
+    app = running
+
+    @app.task(labels={"team": "billing"})
+    async def child(ctx: Context) -> dict[str, str]:
+        return dict(ctx.labels)
+
+    @app.task
+    async def parent(ctx: Context) -> list[dict[str, str]]:
+        async with app.batch("one", on_end=child.with_options(labels={"end": "1"}).call()) as batch:
+            await batch.asend(child.with_options(labels={"n": "3"}).call())
+        ended = await batch.await_end(timeout="30s")
+        assert ended.on_end_id is not None
+        callback = app.handle(ended.on_end_id, child)
+        calls = child.with_options(labels={"n": "1"}).call(), child.call()
+        return [*await ctx.agather(*calls), await callback.aresult(timeout="30s")]
+
+    async with working(app):
+        handle = await parent.with_options(labels={"tenant": "42"}).asend()
+        first, second, callback = await handle.aresult(timeout="60s")
+        children = await app.alist_tasks(parent=handle.id)
+    assert (first, second) == (
+        {"tenant": "42", "team": "billing", "n": "1"},
+        {"tenant": "42", "team": "billing"},
+    )
+    assert callback == {"team": "billing", "end": "1"}, "a program sends the batch, so nothing is inherited"
+    assert sorted(sorted(each.labels) for each in children) == [["n", "team", "tenant"], ["team", "tenant"]]
+
+
+def test_an_explanation_shows_the_labels(app: App) -> None:
+    @app.task(labels={"team": "billing"})
+    async def charge() -> None: ...
+
+    wf = app.workflow("order", labels={"tenant": "42"})
+    wf.add(charge)
+    assert app.explain(charge.send().id).labels == {"team": "billing"}
+    assert wf.start().explain().labels == {"tenant": "42"}
+
+
 async def test_a_child_with_too_many_labels_is_refused_before_it_is_sent(running: App) -> None:
     app = running
 

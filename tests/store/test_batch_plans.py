@@ -10,7 +10,8 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg import sql
 
-from everbeat.store import batches, leases, retention, steps
+from everbeat.domain.task.states import TaskState
+from everbeat.store import batches, inspection, leases, retention, steps
 from everbeat.store.leases import Settlement
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
@@ -133,6 +134,18 @@ def test_reads_and_cancels_of_a_large_batch_use_the_index_of_live_tasks(loaded: 
         if node["Node Type"] == "Seq Scan" and node.get("Relation Name") == "tasks"
     ]
     assert scans == []
+
+
+def test_the_tasks_of_a_batch_are_listed_by_their_index(loaded: Loaded) -> None:
+    for batch, most in ((loaded.busy, 1_500), (uuid4(), 30)):
+        for states in (None, [TaskState.PENDING], [TaskState.COMPLETED]):
+            query = inspection.TaskQuery(batch=batch, states=states)
+            found = plan(loaded.db, inspection.list_tasks(query, limit=50))["Plan"]
+            used = {node.get("Index Name") for node in nodes(found)}
+            assert used & {"tasks_by_batch", "tasks_of_batch"}, used
+            touched = found["Shared Hit Blocks"] + found["Shared Read Blocks"]
+            print(f"{states} of a batch: {touched} pages")
+            assert touched <= (most if states != [TaskState.COMPLETED] else 40_000)
 
 
 def test_a_step_of_the_retention_of_batches_reads_a_bounded_number_of_pages(loaded: Loaded) -> None:

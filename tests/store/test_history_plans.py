@@ -26,12 +26,13 @@ LOWEST, HIGHEST = UUID(int=0), UUID(int=(1 << 128) - 1)
 FILL = """
 insert into {schema}.history (id, name, queue, priority, state, args, policy, sent_at, enqueued_at, fence, attempt, counted_from, retry_count,
     crash_count, loss_count, claimed_at, claimed_by_worker_id, started_at, completed_at, failed_at, result, error, suspect, alone,
-    checkpoint_number, ended_at, attempts)
+    checkpoint_number, ended_at, batch_id, attempts)
 select x.id, 'task' || n %% 20, 'default', 0, case when n %% 100 = 0 then 'FAILED' else 'COMPLETED' end,
     '{{"customer": 12345678, "kind": "invoice"}}', '{{}}',
     x.at - interval '3 s', x.at - interval '3 s', 1, 1, 0, 0, 0, 0, x.at - interval '2 s', 'host-1-worker-1', x.at - interval '1 s',
     case when n %% 100 > 0 then x.at end, case when n %% 100 = 0 then x.at end, '{{"total": 12345.67}}',
     case when n %% 100 = 0 then '{{"code": "BROKEN", "message": "no"}}'::json end, false, false, 0, x.at,
+    case when n %% 1000 = 0 then '00000000-0000-0000-0000-00000000000b'::uuid end,
     array[row(x.id, 1, gen_random_uuid(), 1, 'host-1-worker-1', x.at - interval '2 s', x.at - interval '1 s', x.at,
         case when n %% 100 = 0 then 'FAILED' else 'COMPLETED' end, false, null)::{schema}.history_attempt]
 from generate_series(1, %(rows)s) n
@@ -95,6 +96,13 @@ def touched(db: StoreHarness, statement: Statement[Any]) -> int:
     )
     assert scans == [], statement.name
     return int(pages)
+
+
+def test_the_tasks_of_a_batch_are_found_by_their_index(filled: StoreHarness) -> None:
+    query = inspection.TaskQuery(batch=UUID(int=11))
+    assert len(filled.run(inspection.list_tasks(query, limit=100))) == 100
+    assert touched(filled, inspection.list_tasks(query, limit=100)) < 3_000
+    assert touched(filled, inspection.list_tasks(inspection.TaskQuery(batch=UUID(int=12)), limit=100)) < 300
 
 
 def old_id(db: StoreHarness) -> UUID:

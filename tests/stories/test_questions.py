@@ -57,19 +57,20 @@ def test_a_question_outlives_its_worker_and_is_answered_by_a_command(
     scenario: Scenario, asking: ModuleType
 ) -> None:
     doomed = scenario.ready_tree(program="asking", worker=ALONE)
-    task = asking.refund.send(300)
+    task = asking.refund.with_options(labels={"tenant": "42"}).send(300)
     question = asked(scenario, asking, task.id)
     assert (question.question, question.type.kind, question.note) == (
         "Refund 300 EUR to Ann?",
         "bool",
         "order 17",
     )
+    assert question.labels == {"tenant": "42"}
     assert (question.name, question.step, question.until) == ("refund", "ask", None)
     assert asking.quick.send(1).result(timeout=20) == 1, "its only slot is free"
     doomed.kill()
     listed = json.loads(command(scenario, "inbox", "--json").stdout)["questions"]
-    assert [(each["task_id"], each["question"], each["answer"]) for each in listed] == [
-        (str(task.id), "Refund 300 EUR to Ann?", "true or false")
+    assert [(each["task_id"], each["question"], each["answer"], each["labels"]) for each in listed] == [
+        (str(task.id), "Refund 300 EUR to Ann?", "true or false", {"tenant": "42"})
     ]
     reasons = asking.app.explain(task.id).reasons
     (reason,) = [each for each in reasons if each.code == "WAITING_FOR_ANSWER"]
@@ -138,7 +139,7 @@ def test_an_answer_waits_for_one_that_is_being_stored_and_is_then_refused(
 
 def test_a_sync_task_asks_one_question_after_the_other(scenario: Scenario, asking: ModuleType) -> None:
     scenario.ready_tree(program="asking", worker=ALONE)
-    task = asking.choose_in_process.send()
+    task = asking.choose_in_process.with_options(labels={"tenant": "42"}).send()
     first = asked(scenario, asking, task.id)
     assert (first.step, first.type.choices) == ("ask", ("mail", "parcel"))
     with pytest.raises(PayloadError, match='"ship" does not fit: the question asks for "mail" or "parcel"'):
@@ -154,7 +155,7 @@ def test_a_sync_task_asks_one_question_after_the_other(scenario: Scenario, askin
     with pytest.raises(PayloadError, match="4 does not fit: the question asks for 1 or 2 or 3"):
         task.answer(4)
     task.answer(3)
-    assert task.result(timeout=30) == "3 by parcel"
+    assert task.result(timeout=30) == "3 by parcel for 42", "a task process has the labels of its task"
 
 
 def test_one_of_two_open_questions_is_answered_by_its_step(scenario: Scenario, asking: ModuleType) -> None:

@@ -18,6 +18,7 @@ from everbeat.cli.output import (
     show_heading,
     show_json,
     show_pairs,
+    shown_labels,
     state,
     stdout_console,
 )
@@ -90,6 +91,7 @@ def _show(found: Explanation) -> None:
             ("state", state(found.state)),
             ("workflow", _workflow(found)),
             ("node", found.node),
+            ("labels", shown_labels(found.labels)),
             ("seen at", moment(found.at)),
         ]
     )
@@ -111,6 +113,7 @@ def _show_workflow(found: WorkflowExplanation) -> None:
             ("workflow", str(found.workflow_id)),
             ("name", found.name),
             ("state", state(found.state)),
+            ("labels", shown_labels(found.labels)),
             ("seen at", moment(found.at)),
         ]
     )

@@ -11,7 +11,7 @@ from msgspec import structs
 from everbeat.app import App
 from everbeat.cli.failures import named_as_options
 from everbeat.cli.help_page import ListByDefault
-from everbeat.cli.output import Column, brief_moment, compact_json, say, show_json, show_rows
+from everbeat.cli.output import Column, brief_moment, compact_json, say, show_json, show_rows, shown_labels
 from everbeat.cli.selection import TaskIdArgument, database_answer, full_task_id, short_ids, with_app
 from everbeat.client.acting import user_at_host
 from everbeat.client.handle import to_task_id
@@ -52,6 +52,7 @@ def list_questions(
             Column("TASK", each.name, drop=3),
             Column("SINCE", brief_moment(each.since), drop=2),
             Column("UNTIL", brief_moment(each.until), drop=4),
+            Column("LABELS", shown_labels(each.labels) or "", drop=5),
             Column("ANSWER", on_one_line(str(each.type)), drop=1),
             Column("QUESTION", on_one_line(_text(each.question, each.note)), is_text=True),
         )

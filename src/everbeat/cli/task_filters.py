@@ -15,6 +15,7 @@ from msgspec import Struct
 from everbeat.app import App
 from everbeat.cli.failures import named_as_options
 from everbeat.cli.selection import (
+    full_batch_id,
     full_task_id,
     full_worker_id,
     full_workflow_id,
@@ -64,6 +65,9 @@ FILTERS: Final[Mapping[str, _Filter]] = {
     "key": _Filter("--key", "TEXT", "With this key."),
     "workflow": _Filter("--workflow", "ID", "Tasks of this workflow's nodes.", full_workflow_id),
     "parent": _Filter("--parent", "ID", "Sent by this task.", full_task_id),
+    "batch": _Filter(
+        "--batch", "ID", "Of this batch.", lambda app, given: given and full_batch_id(app, given)
+    ),
     "since": _Filter(
         "--since",
         "WHEN",
@@ -90,7 +94,10 @@ FILTERS: Final[Mapping[str, _Filter]] = {
     ),
 }
 """The options of `TaskFilters`, by the name of the filter."""
-_OPTIONS: Final = {name: each.flag for name, each in FILTERS.items()} | {"workflow_id": "--workflow"}
+_OPTIONS: Final = {name: each.flag for name, each in FILTERS.items()} | {
+    "workflow_id": "--workflow",
+    "batch_id": "--batch",
+}
 
 
 def filter_parameters(*, prefix: str = "") -> list[Parameter]:

@@ -128,6 +128,7 @@ def _facts(task: TaskInfo) -> Iterator[tuple[str, str | Text | None]]:
     ):
         yield name.replace("_", " "), optional_moment(getattr(task, name))
     yield "worker", task.claimed_by_worker_id
+    yield "batch", None if task.batch_id is None else str(task.batch_id)
     yield "parent", None if task.parent_id is None else str(task.parent_id)
     yield "heartbeat", _heartbeat(task)
 

@@ -84,6 +84,7 @@ def explain_plan(task_id: UUID, *, rules: SilenceRules, alive_within_ms: int) ->
         workflow_id=task.workflow_id,
         workflow=None if workflow is None else workflow.name,
         node=task.node,
+        labels=task.labels,
     )
 
 

@@ -202,6 +202,7 @@ class TaskOperations:
             needs=stored.needs,
             schedule=stored.schedule,
             tick=stored.tick,
+            batch_id=stored.batch_id,
         )
 
     def explain(self, task_id: UUID) -> Plan[Explanation]:

@@ -11,7 +11,7 @@ from uuid import UUID
 from msgspec import structs
 
 from everbeat.client.failures import FailureMethods
-from everbeat.client.handle import to_task_id, to_workflow_id
+from everbeat.client.handle import to_batch_id, to_task_id, to_workflow_id
 from everbeat.client.workflow import operations as workflow_operations
 from everbeat.domain.filters import RecoveryFilters, TaskFilters, WorkflowFilters
 from everbeat.domain.inspection import (
@@ -282,6 +282,7 @@ def _query(
     key: str | None = None,
     workflow: UUID | str | None = None,
     parent: UUID | str | None = None,
+    batch: UUID | str | None = None,
     since: When | None = None,
     worker: str | None = None,
     error: str | None = None,
@@ -299,6 +300,7 @@ def _query(
         key=sought_or_none(key, subject="key"),
         workflow=None if workflow is None else to_workflow_id(workflow, subject="workflow"),
         parent=None if parent is None else to_task_id(parent, subject="parent"),
+        batch=None if batch is None else to_batch_id(batch),
         since=None if since is None else to_past(since, subject="since"),
         worker=sought_or_none(worker, subject="worker"),
         error=sought_or_none(error, subject="error"),

@@ -23,6 +23,8 @@ class TaskFilters(TypedDict, total=False):
     """Select the nodes of this workflow."""
     parent: UUID | str | None
     """Select the children of this task."""
+    batch: UUID | str | None
+    """Select the tasks of this batch."""
     since: When | None
     """Select tasks with an event since this time, or within this duration before now."""
     worker: str | None

@@ -233,7 +233,8 @@ class TaskInfo(TaskSummary, frozen=True):
 
     `waiting_because` says why a PENDING task is not being claimed, or is None if the task is only waiting its turn. `needs` is
     what a worker's code must support to run the task. `needs` is None unless a worker with different code has released the
-    task. `schedule` is the schedule that sent the task, and `tick` the moment for which it was sent.
+    task. `schedule` is the schedule that sent the task, and `tick` the moment for which it was sent. `batch_id` is the batch to which
+    the task belongs.
     """
 
     arguments: Mapping[str, Any]
@@ -247,6 +248,7 @@ class TaskInfo(TaskSummary, frozen=True):
     needs: Needs | None = None
     schedule: str | None = None
     tick: datetime | None = None
+    batch_id: UUID | None = None
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):

@@ -56,6 +56,7 @@ class StoredTask(Struct, frozen=True, kw_only=True):
     needs: Needs | None
     schedule: str | None = None
     tick: datetime | None = None
+    batch_id: UUID | None = None
 
     @property
     def given(self) -> Needs | None:
@@ -69,7 +70,7 @@ def task(task_id: UUID) -> Statement[StoredTask | None]:
     def read(found: Sequence[Row]) -> StoredTask | None:
         if not found:
             return None
-        at, arguments, result, policy, flags, needs, schedule, tick = found[0][_SUMMARY_COLUMNS:]
+        at, arguments, result, policy, flags, needs, schedule, tick, batch_id = found[0][_SUMMARY_COLUMNS:]
         return StoredTask(
             summary=_summary(found[0]),
             at=at,
@@ -80,6 +81,7 @@ def task(task_id: UUID) -> Statement[StoredTask | None]:
             needs=read_needs(needs),
             schedule=schedule,
             tick=tick,
+            batch_id=batch_id,
         )
 
     return Statement("inspect/read_task", {"id": task_id}, read)
@@ -101,6 +103,7 @@ class TaskQuery(Struct, frozen=True, kw_only=True):
     workflow: UUID | None = None
     before: UUID | None = None
     parent: UUID | None = None
+    batch: UUID | None = None
     since: When | None = None
     worker: str | None = None
     error: str | None = None
@@ -138,6 +141,7 @@ class TaskQuery(Struct, frozen=True, kw_only=True):
             "name": self.name, "queue": self.queue, "key": self.key, "worker": self.worker, "error": self.error,
             "since": self.since, "until": self.until, "labels": self.label_keys, "arguments_contain": self.arguments_contain,
             "workflow": self.labels and self.workflow, "parent": self.labels and self.parent,
+            "batch": self.labels and self.batch,
         }  # fmt: skip
         return tuple(name for name, value in given.items() if value or value == "")
 
@@ -146,7 +150,13 @@ class TaskQuery(Struct, frozen=True, kw_only=True):
         first, last = (UUID(int=0), _LAST_ID) if self.workflow is None else _ids_in(self.workflow)
         if self.before is not None and not self.latest:
             last = min(last, UUID(int=max(self.before.int - 1, 0)))
-        return {"parent": self.parent, "workflow": self.workflow, "first_id": first, "last_id": last}
+        return {
+            "parent": self.parent,
+            "workflow": self.workflow,
+            "batch": self.batch,
+            "first_id": first,
+            "last_id": last,
+        }
 
     def filters(self) -> dict[str, Any]:
         """Return the parameters of all filters."""

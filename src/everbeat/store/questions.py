@@ -7,6 +7,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from everbeat.domain.labels import decode_labels
 from everbeat.domain.task.questions import OpenQuestion, step_of, stored_question
 from everbeat.domain.task.steps import ANSWER_PREFIX
 from everbeat.store import rows
@@ -58,6 +59,7 @@ def _open_question(
     asked: str | None,
     since: datetime,
     until: datetime | None,
+    labels: str | None,
 ) -> OpenQuestion:
     stored = stored_question(asked)
     return OpenQuestion(
@@ -70,4 +72,5 @@ def _open_question(
         note=stored.note,
         since=since,
         until=until,
+        labels=decode_labels(labels),
     )

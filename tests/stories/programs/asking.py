@@ -27,7 +27,7 @@ def choose_in_process(ctx: Context) -> str:
     effect("start")
     how: Literal["mail", "parcel"] = ctx.ask("How is it sent?", type=Literal["mail", "parcel"])
     count = ctx.ask("How many?", choices=[1, 2, 3], type=int)
-    return f"{count} by {how}"
+    return f"{count} by {how} for {ctx.labels['tenant']}"
 
 
 @app.task(on_crash="retry")

@@ -143,6 +143,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     workflow_id: UUID | None = None
     workflow: str | None = None
     node: str | None = None
+    labels: Mapping[str, str] = {}
 
 
 class WorkflowExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +160,7 @@ class WorkflowExplanation(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     reasons: tuple[Reason, ...]
     left_out: int
+    labels: Mapping[str, str] = {}
 
 
 class FailingStart(msgspec.Struct, frozen=True):

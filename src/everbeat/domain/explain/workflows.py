@@ -146,6 +146,7 @@ def why_not_ended(
         at=movement.at,
         reasons=tuple(reasons) or (_about_to_end(),),
         left_out=left_out,
+        labels=info.labels,
     )
 
 

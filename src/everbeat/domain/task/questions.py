@@ -130,7 +130,7 @@ class OpenQuestion(Struct, frozen=True, kw_only=True):
     """A question that waits for an answer.
 
     `step` identifies it in its task. `question`, `type` and `note` are what the task's code has asked. The task asked at `since`, and waits
-    until `until`, or for ever if it is None.
+    until `until`, or for ever if it is None. `labels` are those of the task.
     """
 
     task_id: UUID
@@ -142,6 +142,7 @@ class OpenQuestion(Struct, frozen=True, kw_only=True):
     note: str | None
     since: datetime
     until: datetime | None
+    labels: Mapping[str, str] = {}
 
 
 def is_answer(event: str | None) -> bool:

@@ -1,9 +1,9 @@
 -- Return the open questions of the tasks that wait for an answer: a page of tasks by id. The partial index `tasks_asking` serves the page, and
 -- the primary key of the steps finds the questions of a task. A question whose answer is stored, but whose task has not continued yet, is
 -- left out.
-select t.id, t.name, t.queue, s.name as event, s.result::text as asked, s.begun_at, s.due_at
+select t.id, t.name, t.queue, s.name as event, s.result::text as asked, s.begun_at, s.due_at, t.labels::text as labels
 from (
-    select a.id, a.name, a.queue from {schema}.tasks a
+    select a.id, a.name, a.queue, a.labels from {schema}.tasks a
     where a.state in ('PENDING', 'CLAIMED', 'RUNNING') and starts_with(a.waits_for, 'answer/') and a.id > %(after)s
     order by a.id
     limit %(limit)s
