@@ -563,6 +563,17 @@ _STREAMS: Final = (
            select i.*, lag(i.attempt) over (partition by i.task_id, i.name order by i.number) as before from {schema}.stream_items i
        ) items where before > attempt""",
 )
+_BULK: Final = (
+    "I40",
+    "the audit log has one row about the request of each bulk action, and one about its end, with the number of tasks that it changed",
+    """select b.id, b.state, b.done, l.requests, l.ends from {schema}.bulk_actions b
+       cross join lateral (
+           select count(*) filter (where l.outcome = 'requested') as requests,
+               array_agg(l.affected) filter (where l.outcome <> 'requested') as ends
+           from {schema}.audit_log l where l.target = b.id::text and l.action = b.action || '_all'
+       ) l
+       where l.requests <> 1 or l.ends is distinct from case when b.ended_at is not null then array[b.done] end""",
+)
 _RECORDS: Final = "(select x.* from {{schema}}.{0} x union all select x.* from {{schema}}.history h cross join lateral unnest(h.{0}) x)"
 _BOTH: Final = {
     "{schema}.tasks": "{schema}.all_tasks",
@@ -640,6 +651,7 @@ def breaches(connection: Connection[Any], schema: str) -> list[Breach]:
     others = [
         *(BATCH_QUERIES if has_batches(connection, schema) else ()),
         *([_HISTORY] if moved else []),
+        *([_BULK] if has_table(connection, schema, "bulk_actions") else []),
         *([_STREAMS] if has_table(connection, schema, "stream_items") else []),
     ]
     for number, rule, query in (*QUERIES, *others):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Final
+from uuid import uuid4
 
 from everbeat.config import RecoveryConfig
+from everbeat.domain.bulk_actions import Operator
 from everbeat.domain.inspection import PruneResult, SweepResult
 from everbeat.domain.recovery.hooks import HookSet
 from everbeat.domain.settings.checks import sequence_of, sought, switch
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import Duration, spelled_duration, to_milliseconds
+from everbeat.errors.wording import amount
 from everbeat.maintenance.cleanup import prune
 from everbeat.maintenance.counting import count_old
 from everbeat.recovering.hooks import PlannedHooks
@@ -19,7 +23,15 @@ from everbeat.recovering.sweep import Sweep, release
 from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.environment import logging_environment
 from everbeat.runtime.identity import new_id
-from everbeat.store.plan import Plan, PlannedStatements, planned
+from everbeat.store import audit
+from everbeat.store.plan import Plan, PlannedStatements, ask, planned
+
+RETENTIONS: Final = (
+    "terminal_record_retention_hours",
+    "worker_state_retention_hours",
+    "heartbeat_retention_hours",
+)
+"""The settings that say how long records are kept."""
 
 
 def _recoverer(recovery: RecoveryConfig, *, channel: str, hooks: HookSet) -> Recoverer:
@@ -101,11 +113,29 @@ def _milliseconds(given: Duration | None, subject: str) -> int | None:
     return None if given is None else to_milliseconds(given, subject=subject)
 
 
-def prune_plan(recovery: RecoveryConfig, *, dry_run: bool) -> Plan[PruneResult]:
+def prune_plan(
+    recovery: RecoveryConfig, *, dry_run: bool, operator: Operator | None = None
+) -> Plan[PruneResult]:
     """Return a plan that deletes rows that are older than the retention periods in `recovery`. If `dry_run` is true, the plan only
     counts them.
+
+    The audit log contains the start and the end under the name of the operator, if one is given. Pruning consists of many transactions, so
+    a process that is killed leaves only the start.
     """
     statements = PlannedStatements()
     if dry_run:
         return planned(lambda: count_old(statements, recovery))
-    return planned(lambda: prune(statements, recovery, clock=SystemClock()))
+    plan = planned(lambda: prune(statements, recovery, clock=SystemClock()))
+    return plan if operator is None else _noted_prune(plan, recovery, operator)
+
+
+def _noted_prune(plan: Plan[PruneResult], recovery: RecoveryConfig, operator: Operator) -> Plan[PruneResult]:
+    kept = {name: getattr(recovery, name) for name in RETENTIONS}
+    note = ", ".join(f"{name}={hours}" for name, hours in kept.items() if hours is not None)
+    yield from ask(audit.record(operator, "prune", outcome="requested", note=note, call=uuid4()))
+    found = yield from plan
+    total = f"{amount(found.total, 'row')} deleted"
+    yield from ask(
+        audit.record(operator, "prune", affected=found.tasks, outcome="completed", note=total, call=uuid4())
+    )
+    return found

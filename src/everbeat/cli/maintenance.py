@@ -210,8 +210,9 @@ def prune(
         kept = chosen.recovery if app is not None else chosen.recovery.replace(**dict.fromkeys(given))
         with named_as_options(_PRUNE_OPTIONS):
             config = kept.replace(**retentions)
-        plan = assembly.prune_plan(config, dry_run=dry_run)
-        found = database_of(chosen).run(plan, name="prune", twin="asyncio.to_thread")
+        database = database_of(chosen)
+        plan = assembly.prune_plan(config, dry_run=dry_run, operator=database.operator)
+        found = database.run(plan, name="prune", twin="asyncio.to_thread")
     _show_pruned(found, config, dry_run=dry_run, as_json=as_json)
 
 

@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 from msgspec import Struct
 
 from everbeat.domain.bulk_actions import Operator
+from everbeat.domain.task.questions import is_answer
 from everbeat.store import audit
 from everbeat.store.plan import Bounded, Plan, Transaction
 from everbeat.store.statement import Statement
@@ -93,7 +94,7 @@ NOTES: Final[Mapping[str, Note]] = {
         took_effect=_was_acted,
     ),
     "signal/send_signal": Note(
-        action=_always("signal"),
+        action=lambda values: "answer" if is_answer(values["name"]) else "signal",
         target=_of("target"),
         note=_of("name"),
         took_effect=lambda answer: answer.verdict == "stored",
@@ -116,6 +117,8 @@ NOTES: Final[Mapping[str, Note]] = {
     "workflow/resume_workflow": _by_id("resume_workflow"),
     "workflow/cancel_workflow": _by_id("cancel_workflow"),
     "workflow/retry_workflow": _by_id("retry_workflow", took_effect=_any),
+    "batch/seal_batch": _by_id("seal_batch"),
+    "batch/mark_cancelled": _by_id("cancel_batch", took_effect=lambda has_ended: has_ended is False),
     "limit/set_limit": _by_name("set_limit", note=_changes),
     "limit/clear_limit": _by_name("clear_limit"),
     "schedule/put_schedule": Note(
@@ -136,7 +139,7 @@ NOTES: Final[Mapping[str, Note]] = {
             "everyone" if values["everyone"] else values["host"] or ", ".join(values["ids"])
         ),
     ),
-    "worker/bury_workers": Note(action=_always("release_workers"), target=_listed("worker_ids")),
+    "worker/bury_workers": Note(action=_always("bury_workers"), target=_listed("worker_ids")),
     "task/recover_leases": Note(
         action=_always("recover"), target=_listed("ids"), note=_of("noticed_by"), affected=len
     ),
