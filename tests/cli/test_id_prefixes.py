@@ -54,7 +54,11 @@ PLACES: dict[tuple[str, ...], list[str]] = {
     ("recoveries", "list", "--task"): ["recoveries", "list", "--task", "{task}"],
     ("recoveries", "list", "--worker"): ["recoveries", "list", "--worker", "{worker}"],
     ("explain", "task_id"): ["explain", "{task}"],
+    ("tasks", "list", "--batch"): ["tasks", "list", "--batch", "{batch}"],
     ("dead", "list", "--workflow"): ["dead", "list", "--workflow", "{workflow}"],
+    ("dead", "list", "--parent"): ["dead", "list", "--parent", "{task}"],
+    ("dead", "list", "--batch"): ["dead", "list", "--batch", "{batch}"],
+    ("dead", "list", "--worker"): ["dead", "list", "--worker", "{worker}"],
     ("dead", "list", "--before"): ["dead", "list", "--before", "{task}"],
     ("dead", "redrive", "task_ids"): ["dead", "redrive", "{failed}"],
     ("inbox", "list", "--after"): ["inbox", "list", "--after", "{task}"],
@@ -78,7 +82,12 @@ PLACES |= {
         *words[1:],
     ]
     for verb, words in ACTING.items()
-    for name, value in (("workflow", "workflow"), ("parent", "task"), ("worker", "worker"))
+    for name, value in (
+        ("workflow", "workflow"),
+        ("parent", "task"),
+        ("batch", "batch"),
+        ("worker", "worker"),
+    )
 }
 """Where a command takes an id, and how it is given there."""
 

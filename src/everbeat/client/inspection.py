@@ -300,7 +300,7 @@ def _query(
         key=sought_or_none(key, subject="key"),
         workflow=None if workflow is None else to_workflow_id(workflow, subject="workflow"),
         parent=None if parent is None else to_task_id(parent, subject="parent"),
-        batch=None if batch is None else to_batch_id(batch),
+        batch=None if batch is None else to_batch_id(batch, subject="batch"),
         since=None if since is None else to_past(since, subject="since"),
         worker=sought_or_none(worker, subject="worker"),
         error=sought_or_none(error, subject="error"),

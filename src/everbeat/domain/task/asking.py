@@ -6,19 +6,15 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
 from everbeat.domain.settings.units import Duration
-from everbeat.domain.task.step_runner import StepRunner
+from everbeat.domain.task.step_runner import StepMethods
 
 T = TypeVar("T")
 
 
-class AskMethods:
+class AskMethods(StepMethods):
     """The methods of a Context that ask a person and wait for the answer."""
 
     __slots__ = ()
-
-    @property
-    def _steps(self) -> StepRunner:
-        raise NotImplementedError
 
     @overload
     def ask(

@@ -10,7 +10,7 @@ from everbeat.domain.labels import require_room
 from everbeat.domain.settings.settings import shown
 from everbeat.domain.task.context_backend import ChildEnd, NewChild
 from everbeat.domain.task.outcome import Completed, Failed
-from everbeat.domain.task.step_runner import StepPlan, StepRunner
+from everbeat.domain.task.step_runner import StepMethods, StepPlan
 from everbeat.errors import PayloadError, TaskFailed
 from everbeat.errors.wording import amount
 
@@ -30,17 +30,13 @@ class GatherCall(Protocol[R_co]):
     def _outcome_of(self, task_id: UUID, end: ChildEnd, /) -> Completed[R_co] | Failed: ...
 
 
-class GatherMethods:
+class GatherMethods(StepMethods):
     """Methods of `Context`. They are in a class of their own because of their many overloads."""
 
     __slots__ = ()
 
     name: str
     labels: Mapping[str, str]
-
-    @property
-    def _steps(self) -> StepRunner:
-        raise NotImplementedError
 
     @overload
     def gather(self, c1: GatherCall[R1], /) -> tuple[R1]: ...

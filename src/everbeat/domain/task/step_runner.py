@@ -422,3 +422,13 @@ class _Tries:
 
     def _sleep_name(self, number: int) -> str:
         return self._sleeps if number == 1 else f"{self._sleeps}#{number}"
+
+
+class StepMethods:
+    """Base class of the groups of a Context's methods that use durable steps."""
+
+    __slots__ = ()
+
+    @property
+    def _steps(self) -> StepRunner:
+        raise NotImplementedError

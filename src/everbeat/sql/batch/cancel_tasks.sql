@@ -17,25 +17,11 @@ with recursive family (id) as (
         claim_id = null, claim_call = null, next_retry_at = null,
         error = json_build_object('code', 'TASK_CANCELLED', 'message', 'cancelled with its batch ' || %(id)s::text)
     from held h where t.id = h.id and h.state in ('PENDING', 'CLAIMED')
-    returning t.id, t.queue, t.serial, h.state as was
+    returning t.id, t.queue, t.serial, coalesce(t.workflow_id, t.batch_id) as whole_id, h.state as was
 ), asked as (
     update {schema}.tasks t
     set cancel_requested_at = statement_timestamp()
     from held h where t.id = h.id and h.state = 'RUNNING'
     returning t.id
-), hint as materialized (
-    select count(pg_notify(%(channel)s, payload)) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (
-        select 'd:' || string_agg(e.id::text, ',') as payload
-        from (select id, (row_number() over () - 1) / 200 as part from ended) e group by e.part
-        union
-        select 't:' || left(e.queue, 1000) from ended e where e.serial is not null
-        union
-        select 'l:' || string_agg(e.id::text, ',')
-        from (select id, (row_number() over () - 1) / 200 as part from ended where was = 'CLAIMED') e group by e.part
-        union
-        select 'c:' || a.id from asked a
-        union
-        select 'w' where exists (select from ended)
-    ) hints
-)
+), {fragment/notify_of_cancelled}
 select (select count(*) from ended) + (select count(*) from asked) as changed, (select hints from hint) as hints

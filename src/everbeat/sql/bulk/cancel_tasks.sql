@@ -22,21 +22,7 @@ with held as materialized (
     from held h
     where t.id = h.id and h.state = 'RUNNING' and h.state = any(%(applicable)s::text[])
     returning t.id
-), hint as materialized (
-    select count(pg_notify(%(channel)s, payload)) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (
-        select 'd:' || string_agg(e.id::text, ',') as payload
-        from (select id, (row_number() over () - 1) / 200 as part from ended) e group by e.part
-        union
-        select 't:' || left(e.queue, 1000) from ended e where e.serial is not null
-        union
-        select 'w' from ended e where e.whole_id is not null
-        union
-        select 'l:' || string_agg(e.id::text, ',')
-        from (select id, (row_number() over () - 1) / 200 as part from ended where was = 'CLAIMED') e group by e.part
-        union
-        select 'c:' || a.id from asked a
-    ) hints
-)
+), {fragment/notify_of_cancelled}
 select
     h.id,
     case when e.id is null and a.id is null then 'CHANGED' end as refusal,
