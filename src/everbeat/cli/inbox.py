@@ -46,13 +46,14 @@ def list_questions(
         show_json({"questions": [structs.asdict(each) | {"answer": str(each.type)} for each in found]})
         return
     ids = short_ids(app, uuids=[each.task_id for each in found])
+    has_labels = any(each.labels for each in found)
     rows = [
         (
             Column("ID", ids.uuid(each.task_id)),
             Column("TASK", each.name, drop=3),
             Column("SINCE", brief_moment(each.since), drop=2),
             Column("UNTIL", brief_moment(each.until), drop=4),
-            Column("LABELS", shown_labels(each.labels) or "", drop=5),
+            *([Column("LABELS", shown_labels(each.labels) or "", drop=5)] if has_labels else []),
             Column("ANSWER", on_one_line(str(each.type)), drop=1),
             Column("QUESTION", on_one_line(_text(each.question, each.note)), is_text=True),
         )

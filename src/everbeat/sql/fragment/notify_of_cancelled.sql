@@ -1,5 +1,5 @@
 -- Send the notifications about many cancelled tasks. `ended` are those that are CANCELLED, with their earlier state as `was` and their workflow or
--- batch, which can go on, as `whole_id`. `asked` are those that are asked to stop.
+-- batch, which can continue, as `whole_id`. `asked` are those that are asked to stop.
 hint as materialized (
     select count(pg_notify(%(channel)s, payload)) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (
         select 'd:' || string_agg(e.id::text, ',') as payload
