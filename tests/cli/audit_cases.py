@@ -1,4 +1,4 @@
-"""The changes that an operator can make, each as a command and as a call, and the row of the audit log that it must leave."""
+"""The changes that an operator can make, as a command and as a call, and the rows that they must leave in the audit log."""
 
 from __future__ import annotations
 

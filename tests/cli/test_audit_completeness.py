@@ -95,7 +95,7 @@ def run(w: World, *words: object) -> None:
     assert code in (0, None), shown.getvalue()
 
 
-def checked(w: World, act: Act, do: Callable[[], object], *, origin: str) -> None:
+def assert_noted(w: World, act: Act, do: Callable[[], object], *, origin: str) -> None:
     before = w.app.audit_log(limit=1)
     do()
     found = [each for each in w.app.audit_log(limit=5) if not before or each.id > before[0].id]
@@ -121,12 +121,12 @@ def test_a_change_by_a_command_and_by_a_method_leaves_its_row(
 ) -> None:
     act = case(world)
     if act.command:
-        checked(world, act, lambda: run(world, *act.command), origin="cli")
+        assert_noted(world, act, lambda: run(world, *act.command), origin="cli")
     if case is prune:
         return  # only a command prunes
     act = case(world)
     with world.app.acting_as("ann"):
-        checked(world, act, act.call, origin="python")
+        assert_noted(world, act, act.call, origin="python")
 
 
 def leaves(command: Any, path: tuple[str, ...]) -> Iterator[str]:

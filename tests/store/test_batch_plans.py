@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -11,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from everbeat.domain.task.states import TaskState
-from everbeat.store import batches, inspection, leases, retention, steps
+from everbeat.store import batches, history, inspection, leases, retention, steps
 from everbeat.store.leases import Settlement
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
@@ -151,3 +152,13 @@ def test_the_tasks_of_a_batch_are_listed_by_their_index(loaded: Loaded) -> None:
 def test_a_step_of_the_retention_of_batches_reads_a_bounded_number_of_pages(loaded: Loaded) -> None:
     step = retention.prune_batches(hours=0, limit=1_000, after=UUID(int=0), until=UUID(int=(1 << 128) - 1))
     check_plan(loaded, step, pages=30_000)
+
+
+def test_a_new_partition_of_the_history_has_the_index_of_batches(loaded: Loaded) -> None:
+    later = (datetime.now(UTC) + timedelta(days=40)).replace(hour=0, minute=0, second=0, microsecond=0)
+    assert loaded.db.run(history.add_part(later, unit="day"))
+    found = loaded.db.connection.execute(
+        "select tablename from pg_indexes where schemaname = %s and position('(batch_id, id)' in indexdef) > 0",
+        [loaded.db.target.schema],
+    ).fetchall()
+    assert any(name.startswith("history_2") for (name,) in found)
