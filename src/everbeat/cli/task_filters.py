@@ -97,6 +97,7 @@ FILTERS: Final[Mapping[str, _Filter]] = {
 _OPTIONS: Final = {name: each.flag for name, each in FILTERS.items()} | {
     "workflow_id": "--workflow",
     "batch_id": "--batch",
+    "before": "--before",
 }
 
 
