@@ -56,7 +56,7 @@ def test_the_tasks_of_a_batch_are_listed_and_know_their_batch(app: App) -> None:
             assert found.unindexed == (("batch",) if "labels" in filters else ())
     assert app.cancel_all(batch=str(batch.id), dry_run=True).info.done == 5
     assert app.list_tasks(batch=uuid4()) == []
-    with pytest.raises(ConfigurationError, match="batch_id"):
+    with pytest.raises(ConfigurationError, match="batch = 'import'"):
         app.list_tasks(batch="import")
 
 
