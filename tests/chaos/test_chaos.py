@@ -146,10 +146,10 @@ def test_a_chaos_run_detects_writes_guarded_by_state_only(
 )
 def test_a_chaos_run_detects_turns_that_a_clock_set_back_prolongs(tmp_path: Path) -> None:  # mutant
     shutil.copytree(PACKAGE, tmp_path / "everbeat", ignore=shutil.ignore_patterns("__pycache__"))
-    take_turn = tmp_path / "everbeat" / "sql" / "worker" / "take_turn.sql"
-    text = take_turn.read_text()
+    turn = tmp_path / "everbeat" / "sql" / "fragment" / "turn.sql"
+    text = turn.read_text()
     assert IMMUNITY in text
-    take_turn.write_text(text.replace(IMMUNITY, ""))
+    turn.write_text(text.replace(IMMUNITY, ""))
     options = ["--seed", "2", "--seconds", "6", "--only", "kill_turn_holder", "--source", str(tmp_path)]
     ran = run_chaos(tmp_path, *options, within_s=600)
     assert ran.code == 1, ran.said[-4_000:]

@@ -212,7 +212,7 @@ MUTANTS = [
         recovery.test_only_ends_of_processes_count_as_evidence_against_the_code,
     ),
     Mutant(
-        "a turn that every supervisor gets", "worker/take_turn", "where t.taken_until <= statement_timestamp()", "where true",
+        "a turn that every supervisor gets", "fragment/turn", "where t.taken_until <= statement_timestamp()", "where true",
         recovery.test_one_of_two_supervisors_that_ask_at_once_gets_a_turn,
     ),
     Mutant(
@@ -224,7 +224,7 @@ MUTANTS = [
         life.test_a_key_of_a_live_task_prevents_an_operator_retry_and_the_reply_names_that_task,
     ),
     Mutant(
-        "a turn that a clock set back prolongs", "worker/take_turn", "or t.taken_at > clock_timestamp()", "",
+        "a turn that a clock set back prolongs", "fragment/turn", "or t.taken_at > clock_timestamp()", "",
         recovery.test_a_turn_is_free_after_the_clock_was_set_back,
     ),
     Mutant(

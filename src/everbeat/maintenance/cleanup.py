@@ -52,6 +52,8 @@ TURN: Final = "retention"
 LEAST_REST_S: Final = 0.02
 _REST_PER_STEP: Final = 2.0
 _LONG_AGO: Final = datetime(1, 1, 1, tzinfo=UTC)
+DEPTHS_KEPT: Final = (10, 60, 3_600)
+"""The kinds of samples in `depths`, by the seconds that a sample stands for."""
 HIGHEST_ID: Final = UUID(int=(1 << 128) - 1)
 
 Rest = Callable[[float], Awaitable[bool]]
@@ -213,6 +215,9 @@ def _walks(config: RecoveryConfig, bounds: TaskIdBounds | None, *, rows: int) ->
         yield _Walk(_LONG_AGO, partial(retention.prune_ticks, hours=hours, limit=rows))
     yield _Walk("", partial(retention.prune_lines, limit=rows))
     yield _Walk("", partial(retention.prune_gates, limit=rows))
+    yield _Walk(_LONG_AGO, partial(retention.prune_rates, limit=rows))
+    for seconds in DEPTHS_KEPT:
+        yield _Walk(_LONG_AGO, partial(retention.prune_depths, seconds, limit=rows))
 
 
 class SpareStatements(Statements, Protocol):

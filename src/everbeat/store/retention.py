@@ -72,7 +72,7 @@ def prune_gates(*, limit: int, after: str) -> Statement[PruneStep[str]]:
 
 
 def has_more_to_remove() -> Statement[bool]:
-    """Return whether retention has work if it keeps all records: a result with a `keep_result_for`, or lines and gates."""
+    """Return whether retention has work if it keeps all records: a result with a `keep_result_for`, lines, gates, rates or depths."""
     return Statement("retention/check_more_to_remove", {}, rows.only(bool))
 
 
@@ -156,6 +156,20 @@ def prune_ticks(*, hours: int, limit: int, after: datetime) -> Statement[PruneSt
     return Statement(
         "retention/prune_ticks", {"hours": hours, "limit": limit, "after": after}, _step("ticks")
     )
+
+
+def prune_rates(*, limit: int, after: datetime) -> Statement[PruneStep[datetime]]:
+    """Delete up to `limit` rates of hours that began more than 30 days ago. Rates are not counted as records."""
+    return Statement("retention/prune_rates", {"limit": limit, "after": after}, _step())
+
+
+def prune_depths(seconds: int, *, limit: int, after: datetime) -> Statement[PruneStep[datetime]]:
+    """Delete up to `limit` old samples of the kind `seconds`: 3,600 (kept for 30 days), 60 (48 hours) or 10 (2 hours).
+
+    Samples are not counted as records.
+    """
+    parameters = {"seconds": seconds, "limit": limit, "after": after}
+    return Statement("retention/prune_depths", parameters, _step())
 
 
 def prune_schedule_versions(*, hours: int, limit: int, after: str) -> Statement[PruneStep[str]]:

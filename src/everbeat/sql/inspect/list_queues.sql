@@ -1,98 +1,12 @@
 -- List the queues with live tasks. For each queue, return how many tasks are due, scheduled, claimed and running, and how long the oldest
 -- due task has been waiting. Counting stops at `most` tasks of a queue and state. `at_least` names the counts that can be too low.
--- Lanes and groups of marked tasks are found one by one, and each is counted through its index. Serial lines and tasks in flight have no
--- index by queue. So at most ten times `most` of their entries are read, and of lines and of groups of marked tasks only the first `most`.
--- The order of each part makes the planner read an index even if most rows match.
-with recursive {fragment/lanes}, {fragment/marked_lanes}, {fragment/serial_lines}, grouped as materialized (
-    select l.* from marked_lane l limit %(most)s + 1
-), headed as materialized (
-    select l.serial from serial_line l limit %(most)s + 1
-), in_line as materialized (
-    select w.queue, w.enqueued_at
-    from headed h
-    cross join lateral (
-        select t.queue, t.enqueued_at from {schema}.tasks t
-        where t.state = 'PENDING' and t.serial = h.serial order by t.serial_at, t.id limit %(most)s + 1
-    ) w
-    limit 10 * %(most)s::bigint + 1
-), in_flight as materialized (
-    select t.queue, t.state from {schema}.tasks t
-    where t.state in ('CLAIMED', 'RUNNING') order by t.claimed_by_worker_id
-    limit 10 * %(most)s::bigint + 1
-), cut as materialized (
-    select
-        (select count(*) from grouped) > %(most)s or (select count(*) from headed) > %(most)s
-            or (select count(*) from in_line) > 10 * %(most)s::bigint as waiting,
-        (select count(*) from in_flight) > 10 * %(most)s::bigint as in_flight
-), counted as (
-    select l.queue, due.tasks as pending, later.tasks as scheduled, 0::bigint as claimed, 0::bigint as running, due.oldest
-    from lane l
-    cross join lateral (
-        select count(*) as tasks, min({schema}.plausible(d.enqueued_at)) as oldest
-        from (
-            select t.enqueued_at from {schema}.tasks t
-            where t.state = 'PENDING' and t.serial is null and t.needs_id is null and t.queue = l.queue and t.priority = l.priority
-              and t.enqueued_at <= statement_timestamp()
-            order by t.enqueued_at, t.id limit %(most)s + 1
-        ) d
-    ) due
-    cross join lateral (
-        select count(*) as tasks
-        from (
-            select from {schema}.tasks t
-            where t.state = 'PENDING' and t.serial is null and t.needs_id is null and t.queue = l.queue and t.priority = l.priority
-              and t.enqueued_at > statement_timestamp()
-            order by t.enqueued_at, t.id limit %(most)s + 1
-        ) s
-    ) later
-    union all
-    select g.queue, due.tasks, later.tasks, 0, 0, due.oldest
-    from grouped g
-    cross join lateral (
-        select count(*) as tasks, min({schema}.plausible(d.enqueued_at)) as oldest
-        from (
-            select t.enqueued_at from {schema}.tasks t
-            where t.state = 'PENDING' and t.serial is null and t.needs_id = g.needs_id and t.queue = g.queue and t.priority = g.priority
-              and t.enqueued_at <= statement_timestamp()
-            order by t.enqueued_at, t.id limit %(most)s + 1
-        ) d
-    ) due
-    cross join lateral (
-        select count(*) as tasks
-        from (
-            select from {schema}.tasks t
-            where t.state = 'PENDING' and t.serial is null and t.needs_id = g.needs_id and t.queue = g.queue and t.priority = g.priority
-              and t.enqueued_at > statement_timestamp()
-            order by t.enqueued_at, t.id limit %(most)s + 1
-        ) s
-    ) later
-    union all
-    select w.queue, count(*) filter (where w.enqueued_at <= statement_timestamp()), count(*) filter (where w.enqueued_at > statement_timestamp()), 0, 0,
-        min({schema}.plausible(w.enqueued_at)) filter (where w.enqueued_at <= statement_timestamp())
-    from in_line w
-    group by w.queue
-    union all
-    select head.queue, 0, 0, 0, 0, null
-    from headed h
-    cross join lateral (
-        select t.queue from {schema}.tasks t where t.state = 'PENDING' and t.serial = h.serial order by t.serial_at, t.id limit 1
-    ) head
-    where (select cut.waiting from cut)
-    group by head.queue
-    union all
-    select f.queue, 0, 0, count(*) filter (where f.state = 'CLAIMED'), count(*) filter (where f.state = 'RUNNING'), null
-    from in_flight f
-    group by f.queue
-)
+-- series/sample_depths stores the same counts.
+with recursive {fragment/queue_counts}
 select
-    c.queue, least(sum(c.pending), %(most)s)::bigint as pending, least(sum(c.scheduled), %(most)s)::bigint as scheduled,
-    least(sum(c.claimed), %(most)s)::bigint as claimed, least(sum(c.running), %(most)s)::bigint as running,
-    extract(epoch from statement_timestamp() - min(c.oldest))::float8 as oldest_due_s,
+    c.queue, c.pending, c.later as scheduled, c.claimed, c.running, c.oldest_due_s,
     array_remove(array[
-        case when sum(c.pending) > %(most)s or cut.waiting then 'pending' end, case when sum(c.scheduled) > %(most)s or cut.waiting then 'scheduled' end,
-        case when sum(c.claimed) > %(most)s or cut.in_flight then 'claimed' end, case when sum(c.running) > %(most)s or cut.in_flight then 'running' end
+        case when c.has_more_pending then 'pending' end, case when c.has_more_later then 'scheduled' end,
+        case when c.has_more_claimed then 'claimed' end, case when c.has_more_running then 'running' end
     ], null) as at_least
-from counted c
-cross join cut
-group by c.queue, cut.waiting, cut.in_flight
+from queue_count c
 order by c.queue
