@@ -16,7 +16,7 @@ from tests.store.conftest import StoreHarness
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 NEVER = datetime(2100, 1, 1, tzinfo=UTC)
 COUNTERS = (
-    "sent", "started", "completed", "failed", "retried", "cancelled", "suspended", "released", "crashed", "lost", "expired",
+    "started", "completed", "failed", "retried", "cancelled", "suspended", "released", "crashed", "lost", "expired",
 )  # fmt: skip
 
 

@@ -51,7 +51,6 @@ class RateBucket(Struct, frozen=True):
     at: datetime
     queue: str | None
     name: str | None
-    sent: int
     started: int
     completed: int
     failed: int

@@ -1,6 +1,5 @@
 -- The sums of the columns of `rates`, in the order of the table. PostgreSQL has no sum of arrays, so each class is added up on its own.
-sum(r.sent)::bigint as sent,
-    sum(r.started)::bigint as started,
+sum(r.started)::bigint as started,
     sum(r.completed)::bigint as completed,
     sum(r.failed)::bigint as failed,
     sum(r.retried)::bigint as retried,

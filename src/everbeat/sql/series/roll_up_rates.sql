@@ -25,11 +25,11 @@ with until as materialized (
     returning
         case when r.at < (select u.hours from until u) then 3600 else 60 end as seconds,
         case when r.at < (select u.hours from until u) then date_bin('1 hour', r.at, timestamptz '2000-01-01 00:00+00') else r.at end as at,
-        r.queue, r.name, r.sent, r.started, r.completed, r.failed, r.retried, r.cancelled, r.suspended, r.released, r.crashed, r.lost, r.expired,
+        r.queue, r.name, r.started, r.completed, r.failed, r.retried, r.cancelled, r.suspended, r.released, r.crashed, r.lost, r.expired,
         r.wait_s, r.run_s, r.waits, r.runs
 ), summed as (
     insert into {schema}.rates as r (
-        seconds, at, queue, name, supervisor, sent, started, completed, failed, retried, cancelled, suspended, released, crashed, lost,
+        seconds, at, queue, name, supervisor, started, completed, failed, retried, cancelled, suspended, released, crashed, lost,
         expired, wait_s, run_s, waits, runs
     )
     select
@@ -39,7 +39,7 @@ with until as materialized (
     group by r.seconds, r.at, r.queue, r.name
     order by r.seconds, r.at, r.queue, r.name
     on conflict (seconds, at, queue, name, supervisor) do update
-    set sent = r.sent + excluded.sent, started = r.started + excluded.started, completed = r.completed + excluded.completed,
+    set started = r.started + excluded.started, completed = r.completed + excluded.completed,
         failed = r.failed + excluded.failed, retried = r.retried + excluded.retried, cancelled = r.cancelled + excluded.cancelled,
         suspended = r.suspended + excluded.suspended, released = r.released + excluded.released,
         crashed = r.crashed + excluded.crashed, lost = r.lost + excluded.lost, expired = r.expired + excluded.expired,

@@ -1,7 +1,7 @@
 -- Events of tasks, counted by minute (`seconds` 60) or hour (3600). `at` is the beginning of that time. Each supervisor writes its own rows. A row
 -- with an empty `supervisor` is the sum of all supervisors. `started` counts attempts whose code began, also after a sleep. An attempt ends as
 -- `completed`, `failed`, `retried`, `cancelled`, `suspended` or `released`, and recovery ends it as `crashed` or `lost`. `expired` counts tasks
--- that expired, and `sent` tasks that worker processes sent. `waits` counts starts by the seconds since the task was due. `runs` counts ends by
+-- that expired before an attempt started. `waits` counts starts by the seconds since the task was due. `runs` counts ends by
 -- the seconds since the start. Both have the 24 classes of domain/series.py. `wait_s` and `run_s` are the sums of these seconds.
 create table {schema}.rates (
     seconds     integer not null constraint rates_seconds check (seconds in (60, 3600)),
@@ -9,7 +9,6 @@ create table {schema}.rates (
     queue       text not null,
     name        text not null,
     supervisor  text not null,
-    sent        bigint not null default 0,
     started     bigint not null default 0,
     completed   bigint not null default 0,
     failed      bigint not null default 0,
