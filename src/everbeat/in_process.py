@@ -153,6 +153,7 @@ class InProcessSupervision:
                 clock=environment.clock,
                 on_loop=plan.names("async"),
                 declared=plan.schedules,
+                rates=supervision.recovery.rates,
             )
             welcome = await supervision.register(supervised)
         except BaseException as error:  # noqa: BLE001 - the program is waiting for the welcome message or an error

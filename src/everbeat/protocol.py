@@ -20,6 +20,7 @@ from everbeat.domain.recovery.hooks import (
     SweepSummary,
 )
 from everbeat.domain.schedule.model import Declared
+from everbeat.domain.series import RateCounts
 from everbeat.domain.task.context_backend import EmittedItem, StepAnswer, StepQuestion
 from everbeat.errors import StopReason
 
@@ -166,6 +167,7 @@ class Tick(ProcessMessage, frozen=True):
     `cut_off_s`: for how many seconds an outcome has been waiting without any reply from the database.
     `leftover`: the number of attempts that are over although their code is still running in this process.
     `messages`: the state of the message transport.
+    `rates`: the events of attempts since the previous `Tick`.
     """
 
     running: int
@@ -177,6 +179,7 @@ class Tick(ProcessMessage, frozen=True):
     cut_off_s: float = 0.0
     leftover: int = 0
     messages: dict[str, Any] | None = None
+    rates: list[RateCounts] = []
 
 
 class Refused(ProcessMessage, frozen=True):

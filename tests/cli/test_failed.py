@@ -47,7 +47,7 @@ def expire(db: StoreHarness) -> UUID:
     late = db.send()
     text = "update {schema}.tasks set good_until = now() - interval '1 second' where id = %s"
     db.connection.execute(db.plain(text), [late])
-    assert db.run(tasks.expire(channel=db.target.channel)) == [late]
+    assert [each.id for each in db.run(tasks.expire(channel=db.target.channel))] == [late]
     return late
 
 

@@ -176,7 +176,7 @@ def test_a_claimed_task_whose_good_until_passes_expires_at_its_start(db: StoreHa
 def test_a_pending_task_past_its_good_until_is_not_claimed_and_expires(db: StoreHarness) -> None:  # C1
     task_id = db.send(good_until=datetime.now(UTC) - timedelta(seconds=1))
     assert db.claim() == []
-    assert db.run(tasks.expire(channel=db.target.channel)) == [task_id]
+    assert [each.id for each in db.run(tasks.expire(channel=db.target.channel))] == [task_id]
     assert db.row(task_id, "state, error ->> 'code'") == ("EXPIRED", "TASK_EXPIRED")
     assert db.table("attempts") == []
 
@@ -198,7 +198,7 @@ def test_a_task_that_a_stopping_worker_returned_after_its_start_is_not_expired(
     assert db.run(leases.settle([stop], channel=channel)) == {begun.claim_id: "already"}
     assert db.settle(unbegun, "RELEASED") == "PENDING"
     make_late(db)
-    assert db.run(tasks.expire(channel=channel)) == [unbegun.id], "its code never ran"
+    assert [each.id for each in db.run(tasks.expire(channel=channel))] == [unbegun.id], "its code never ran"
     assert [claimed.id for claimed in db.claim()] == [begun.id]
     assert db.table("attempts", "outcome, will_retry") == [("RELEASED", True)] * 2
 
@@ -215,7 +215,7 @@ def test_the_error_of_an_expired_retry_contains_the_last_error(
     if is_claimed:
         assert db.start(again[0]) == ["expired"]
     else:
-        assert db.run(tasks.expire(channel=db.target.channel)) == [claimed.id]
+        assert [each.id for each in db.run(tasks.expire(channel=db.target.channel))] == [claimed.id]
     state, stored = db.row(claimed.id, "state, error::text")
     found = error_from_json(stored)
     assert (state, found.code) == ("EXPIRED", "TASK_EXPIRED")
@@ -240,7 +240,7 @@ def test_a_start_released_before_its_code_ran_does_not_count_as_an_attempt_of_an
     if is_claimed:
         assert db.start(again[0]) == ["expired"]
     else:
-        assert db.run(tasks.expire(channel=db.target.channel)) == [held.id]
+        assert [each.id for each in db.run(tasks.expire(channel=db.target.channel))] == [held.id]
     state, stored = db.row(held.id, "state, error::text")
     found = error_from_json(stored)
     assert (state, found.code) == ("EXPIRED", "TASK_EXPIRED")

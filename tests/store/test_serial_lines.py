@@ -108,7 +108,7 @@ def test_a_head_that_ends_or_is_released_makes_way_for_the_next_task(db: StoreHa
         case _:
             db.connection.execute(past, [first])
             assert claimed_ids(db) == []
-            assert db.run(tasks.expire(channel=db.target.channel)) == [first]
+            assert [each.id for each in db.run(tasks.expire(channel=db.target.channel))] == [first]
     assert claimed_ids(db) == [second]
 
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from everbeat import assembly
 from everbeat.assembly.app_definition import AppDefinition
+from everbeat.domain.series import RateCounter
 from everbeat.hints import HintSource
 from everbeat.hints.postgres import PostgresHintSource
 from everbeat.protocol import Hello, Welcome
@@ -89,17 +90,19 @@ def make_worker(
 
         return PostgresHintSource(connect, plan.target.channel, ignores_ends=True, random=environment.random)
 
+    rates = RateCounter()
     return Worker(
         plan,
         welcome=welcome,
         link=link,
         make_hint_source=hint_source,
-        recover=AttemptRecovery(plan, welcome=welcome, environment=environment).recover,
+        recover=AttemptRecovery(plan, welcome=welcome, environment=environment, rates=rates).recover,
         events=environment.events,
         clock=environment.clock,
         random=environment.random,
         on_fatal=on_fatal,
         make_messenger=make_messenger,
+        rates=rates,
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Any, Final, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 CLASS_BOUNDS_S: Final = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 1_800.0, 3_600.0, 14_400.0,
@@ -16,12 +17,155 @@ CLASS_BOUNDS_S: Final = (
 """The largest duration of each class, in seconds. The 24th class holds longer durations. Stored counts refer to these bounds: never change them."""
 CLASSES: Final = len(CLASS_BOUNDS_S) + 1
 OTHER_NAME: Final = "other"
-"""The name under which a tree counts all task functions after the first 200."""
+"""The name under which a tree counts all task functions after the first 200, and all queues after the first 1,000."""
+MOST_NAMES: Final = 200
+MOST_QUEUES: Final = 1_000
+AttemptResult: TypeAlias = Literal[
+    "completed", "failed", "retried", "cancelled", "suspended", "released", "crashed", "lost"
+]
+"""How an attempt ended, as a column of `rates`."""
 
 
 def class_of(seconds: float) -> int:
     """Return the index of the class that a duration belongs to."""
     return bisect_left(CLASS_BOUNDS_S, seconds)
+
+
+def _no_counts() -> list[int]:
+    return [0] * CLASSES
+
+
+class RateCounts(Struct, array_like=True):
+    """Counts of one queue and task function: a part of a row of `rates`."""
+
+    queue: str
+    name: str
+    started: int = 0
+    completed: int = 0
+    failed: int = 0
+    retried: int = 0
+    cancelled: int = 0
+    suspended: int = 0
+    released: int = 0
+    crashed: int = 0
+    lost: int = 0
+    expired: int = 0
+    wait_s: float = 0.0
+    run_s: float = 0.0
+    waits: list[int] = field(default_factory=_no_counts)
+    runs: list[int] = field(default_factory=_no_counts)
+
+    def add(self, other: RateCounts) -> None:
+        """Add the counts of `other`."""
+        self.started += other.started
+        self.completed += other.completed
+        self.failed += other.failed
+        self.retried += other.retried
+        self.cancelled += other.cancelled
+        self.suspended += other.suspended
+        self.released += other.released
+        self.crashed += other.crashed
+        self.lost += other.lost
+        self.expired += other.expired
+        self.wait_s += other.wait_s
+        self.run_s += other.run_s
+        self.waits = [a + b for a, b in zip(self.waits, other.waits, strict=True)]
+        self.runs = [a + b for a, b in zip(self.runs, other.runs, strict=True)]
+
+
+class RateCounter:
+    """Counts the events of attempts in one process, until they are taken. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], RateCounts] = {}
+
+    def started(self, queue: str, name: str, *, wait_s: float) -> None:
+        """Count an attempt whose code begins `wait_s` seconds after its task was due."""
+        counts = self._counts.get((queue, name)) or self._new(queue, name)
+        wait_s = max(0.0, wait_s)
+        counts.started += 1
+        counts.wait_s += wait_s
+        counts.waits[bisect_left(CLASS_BOUNDS_S, wait_s)] += 1
+
+    def ended(self, queue: str, name: str, result: AttemptResult, *, run_s: float | None = None) -> None:
+        """Count an attempt that ended `run_s` seconds after its code began. None means that this time is unknown."""
+        counts = self._counts.get((queue, name)) or self._new(queue, name)
+        if result == "completed":  # the usual case
+            counts.completed += 1
+        else:
+            setattr(counts, result, getattr(counts, result) + 1)
+        if run_s is not None:
+            run_s = max(0.0, run_s)
+            counts.run_s += run_s
+            counts.runs[bisect_left(CLASS_BOUNDS_S, run_s)] += 1
+
+    def expired(self, queue: str, name: str) -> None:
+        """Count a task that expired before an attempt started."""
+        counts = self._counts.get((queue, name)) or self._new(queue, name)
+        counts.expired += 1
+
+    def add(self, counts: Iterable[RateCounts]) -> None:
+        """Add the counts of another process."""
+        for each in counts:
+            (self._counts.get((each.queue, each.name)) or self._new(each.queue, each.name)).add(each)
+
+    def take(self) -> list[RateCounts]:
+        """Return the counts since the last call."""
+        taken, self._counts = self._counts, {}
+        return list(taken.values())
+
+    def _new(self, queue: str, name: str) -> RateCounts:
+        counts = self._counts[queue, name] = RateCounts(queue, name)
+        return counts
+
+
+class RateBook:
+    """The counts of a tree by minute, as absolute values, and which of them are to be written.
+
+    Each row has a minute, a queue and a name. The numbers of names and queues are limited, because each of them is a row in each minute.
+    """
+
+    def __init__(self, *, most_names: int = MOST_NAMES, most_queues: int = MOST_QUEUES) -> None:
+        self._minutes: dict[datetime, dict[tuple[str, str], RateCounts]] = {}
+        self._changed: dict[tuple[datetime, str, str], None] = {}
+        self._most = {"name": most_names, "queue": most_queues}
+        self._known: dict[str, set[str]] = {"name": set(), "queue": set()}
+
+    def add(self, minute: datetime, counts: Iterable[RateCounts]) -> None:
+        """Add counts to a minute."""
+        rows = self._minutes.setdefault(minute, {})
+        for each in counts:
+            queue, name = self._limited("queue", each.queue), self._limited("name", each.name)
+            if (row := rows.get((queue, name))) is None:
+                row = rows[queue, name] = RateCounts(queue, name)
+            row.add(each)
+            self._changed[minute, queue, name] = None
+
+    def take_changed(self, most: int) -> list[Mapping[str, Any]]:
+        """Return up to `most` rows that have changed and mark them as written. Each is a mapping with the columns of `rates`."""
+        keys = [*self._changed][:most]
+        for key in keys:
+            del self._changed[key]
+        return [{"at": minute, **asdict(self._minutes[minute][queue, name])} for minute, queue, name in keys]
+
+    def put_back(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Mark rows as changed again, because they might not have been written."""
+        for row in rows:
+            if row["at"] in self._minutes:
+                self._changed[row["at"], row["queue"], row["name"]] = None
+
+    def forget(self, *, before: datetime, after: datetime) -> None:
+        """Drop the minutes that the database does not accept."""
+        self._minutes = {minute: rows for minute, rows in self._minutes.items() if before <= minute <= after}
+        self._changed = {key: None for key in self._changed if key[0] in self._minutes}
+
+    def _limited(self, kind: str, value: str) -> str:
+        known = self._known[kind]
+        if value not in known:
+            if len(known) >= self._most[kind]:
+                return OTHER_NAME
+            known.add(value)
+        return value
 
 
 def quantile_s(counts: Sequence[int], share: float) -> float | None:

@@ -22,6 +22,7 @@ from everbeat.runtime.events import Event
 from everbeat.store import history, retention, tasks, workers
 from everbeat.store.retention import PruneStep, RemainingSession, TaskIdBounds
 from everbeat.store.statement import Statement
+from everbeat.store.tasks import ExpiredTask
 
 _BATCH: Final = 200
 _LONGEST_EXPIRY_INTERVAL_S: Final = 15.0
@@ -41,10 +42,15 @@ class Expirer:
         """Expire all late tasks, unless it is another supervisor's turn."""
         if await self._environment.take_turn(self.name, interval_s=self.interval_s):
             late = tasks.expire(channel=self._environment.channel, limit=_BATCH)
-            ids = await self._environment.run_once(late)
-            while len(ids) == _BATCH:
-                ids = await self._environment.run_once(late)
+            while len(await self._expire(late)) == _BATCH:
+                pass
         return None
+
+    async def _expire(self, late: Statement[list[ExpiredTask]]) -> list[ExpiredTask]:
+        expired = await self._environment.run_once(late)
+        for each in expired:
+            self._environment.rates.expired(each.queue, each.name)
+        return expired
 
 
 STEP_ROWS: Final = 1_000

@@ -8,11 +8,12 @@ from datetime import datetime
 from random import Random
 from typing import Final, Protocol, Self, TypeAlias, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from everbeat.config import RecoveryConfig
 from everbeat.domain.recovery.hooks import HookRunner, NoHooks
+from everbeat.domain.series import RateCounter
 from everbeat.domain.task.states import TaskState
 from everbeat.recovering.orders import flags_of
 from everbeat.runtime.clock import Clock
@@ -98,6 +99,8 @@ class RecoveryEnvironment(Struct, frozen=True, kw_only=True):
     clock: Clock
     random: Random
     hooks: HookRunner = NoHooks()
+    rates: RateCounter = field(default_factory=RateCounter)
+    """The counts of recovered attempts and expired tasks. A supervisor or worker writes them; in other programs, they are dropped."""
 
     async def run_once(self, statement: Statement[T]) -> T:
         """Run a statement without retries and return its result. Raises DatabaseError if it fails."""

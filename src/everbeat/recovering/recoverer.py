@@ -23,6 +23,7 @@ from everbeat.domain.recovery.hooks import (
     Skip,
     SweepSummary,
 )
+from everbeat.domain.series import AttemptResult
 from everbeat.domain.task.states import TaskState
 from everbeat.recovering.observer import (
     ONE_TRY,
@@ -394,10 +395,24 @@ class Recoverer:
                 each.lease.claim_id: each.lease for each in batch if each.lease.claim_id in self._refused.left
             }
             self._left_at |= dict.fromkeys(refused, self._clock.monotonic())
+            queues = {each.lease.id: each.lease.queue for each in batch}
+            for one in landed:
+                self._count(one, queues[one.id])
             result.landed += landed
             result.left |= refused
             result.missed |= {order.claim_id for order in some if order.id not in ids} - refused.keys()
             result.contexts += [self._context(each) for each in batch if each.lease.id in ids]
+
+    def _count(self, recovered: Recovered, queue: str) -> None:
+        """Count the attempt that the recovery ended. A lease that was never started had no attempt."""
+        if recovered.outcome is None:
+            return
+        result: AttemptResult
+        if recovered.outcome == "FAILED":
+            result = "failed" if recovered.state is TaskState.FAILED else "retried"
+        else:
+            result = "crashed" if recovered.outcome == "CRASHED" else "lost"
+        self.environment.rates.ended(queue, recovered.name, result)
 
     async def _ask_hooks(self, batch: Sequence[LostLease], rules: RecoveryRules) -> Mapping[UUID, HookReply]:
         asked = [

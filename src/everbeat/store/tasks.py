@@ -267,9 +267,21 @@ def retry(task_id: UUID, *, channel: str, call: UUID) -> Statement[RetryVerdict 
     return Statement("task/retry_task", {"id": task_id, "call": call, "channel": channel}, read)
 
 
-def expire(*, channel: str, limit: int = 200) -> Statement[list[UUID]]:
-    """Expire a batch of late tasks. Return their ids."""
-    return Statement("task/expire_tasks", {"channel": channel, "limit": limit}, rows.first_column)
+class ExpiredTask(Struct, frozen=True):
+    """A task that has expired."""
+
+    id: UUID
+    queue: str
+    name: str
+
+
+def expire(*, channel: str, limit: int = 200) -> Statement[list[ExpiredTask]]:
+    """Expire a batch of late tasks, and return them."""
+
+    def read(found: Sequence[Row]) -> list[ExpiredTask]:
+        return [ExpiredTask(*row[:3]) for row in found]
+
+    return Statement("task/expire_tasks", {"channel": channel, "limit": limit}, read)
 
 
 def _text(data: bytes | None) -> Any:

@@ -19,6 +19,7 @@ from everbeat.maintenance.cleanup import Expirer, Pruner, UselessSessionWatch
 from everbeat.maintenance.history import HistoryKeeper
 from everbeat.maintenance.reconciler import Reconciler
 from everbeat.maintenance.scheduler import Declarations, Scheduler
+from everbeat.maintenance.series import DepthSampler, RatesWriter
 from everbeat.protocol import Adopt, Welcome
 from everbeat.recovering.notice.age import Reaper
 from everbeat.recovering.notice.session import MassSessionLoss, SessionWatch
@@ -209,6 +210,7 @@ class Supervision:
         self._scheduler = self._runner(Scheduler(self.recovery, pace_s=self._pace_s))
         self._declarations = Declarations(self.recovery, on_change=self._scheduler.wake_now)
         self._declarations_runner = self._runner(self._declarations)
+        self._rates = RatesWriter(self.recovery)
         self.services = self._services_with(recoverer, slot=slot)
 
     def _services_with(self, recoverer: Recoverer, *, slot: str | None) -> list[Service]:
@@ -235,6 +237,8 @@ class Supervision:
             Snapshots(recovery, self),
             HistoryKeeper(recovery, open_spare=self._open_spare),
             Pruner(recovery, open_spare=self._open_spare),
+            self._rates,
+            DepthSampler(recovery, pace_s=self._pace_s),
         ]
         return services
 
@@ -350,6 +354,7 @@ class Supervision:
         is_known_to_end = not self._is_open
         try:
             if self._is_open:
+                await self._rates.flush()
                 end = workers.end_supervisor(self.supervisor_id, how="left")
                 await self.session.run(end, patience_s=_END_PATIENCE_S)
                 is_known_to_end = True

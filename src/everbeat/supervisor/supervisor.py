@@ -269,6 +269,7 @@ class Supervisor:
             on_loop=hello.on_loop,
             declared=hello.schedules,
             relays_hints=self._hint_relay is not None,
+            rates=supervision.recovery.rates,
         )
         welcome = await supervision.register(child.worker)
         child.is_welcome = True

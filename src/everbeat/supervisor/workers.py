@@ -13,6 +13,7 @@ import msgspec
 
 from everbeat.config import RecoveryConfig
 from everbeat.domain.schedule.model import Declared
+from everbeat.domain.series import AttemptResult, RateCounter
 from everbeat.domain.task.states import TaskState
 from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
 from everbeat.protocol import (
@@ -48,7 +49,7 @@ class SupervisedWorker:
     `on_loop`: the task functions whose code runs on the worker's event loop, and stands still while the loop is blocked. `heard_at`:
     when the worker last sent a message, on the supervisor's monotonic clock. `ticked_at`: when it last sent a `Tick`. `declared`: the
     schedules that the worker's code declares. `starts_version`: the worker is not just the successor of another one with this declaration.
-    `relays_hints`: the supervisor passes hints on to the worker.
+    `relays_hints`: the supervisor passes hints on to the worker. `rates` receives the worker's counts.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class SupervisedWorker:
         on_loop: Collection[str] = (),
         declared: Declared | None = None,
         relays_hints: bool = False,
+        rates: RateCounter | None = None,
     ) -> None:
         self.pid = pid
         self.relays_hints = relays_hints
@@ -77,6 +79,7 @@ class SupervisedWorker:
         self.ticked_at = self.heard_at
         self._cpu_s: float | None = None
         self._lost_since = 0
+        self._rates = RateCounter() if rates is None else rates
         self._clock = clock
         self._queues = queues
         self._metadata = msgspec.json.encode(metadata).decode()
@@ -120,6 +123,7 @@ class SupervisedWorker:
                     self.held.pop(claim_id, None)
             case Tick():
                 self.tick, self._lost_since = message, 0
+                self._rates.add(message.rates)
                 self.ticked_at, self._cpu_s = self.heard_at, cpu_seconds(self.pid)
 
     def row(self, supervisor_id: str, hostname: str) -> WorkerRow:
@@ -418,7 +422,10 @@ class WorkerBurial:
             verdicts.update(landed.values())
             errors = {one.claim_id: one.error or b"{}" for one in ran}
             for lease in found:
-                if landed.get(lease.claim_id) == "FAILED":
+                if (state := landed.get(lease.claim_id)) in ("FAILED", "PENDING"):
+                    result: AttemptResult = "failed" if state == "FAILED" else "released"
+                    self._environment.rates.ended(lease.queue, lease.name, result)
+                if state == "FAILED":
                     error = errors[lease.claim_id]
                     self._environment.events.emit(
                         task_failure(lease.id, lease.name, attempt=lease.attempt, error=error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from everbeat.domain.recovery.decision import Stall
+from everbeat.domain.series import RateCounter
 from everbeat.protocol import LeaseKey, Welcome
 from everbeat.recovering.hooks import LocalHooks
 from everbeat.recovering.observer import NoObserver, RecoveryEnvironment
@@ -17,7 +18,14 @@ from everbeat.worker.environment import WorkerPlan
 class AttemptRecovery:
     """Recovers attempts the way a supervisor would. Its database connection is open only while attempts are being recovered."""
 
-    def __init__(self, plan: WorkerPlan, *, welcome: Welcome, environment: ProcessEnvironment) -> None:
+    def __init__(
+        self,
+        plan: WorkerPlan,
+        *,
+        welcome: Welcome,
+        environment: ProcessEnvironment,
+        rates: RateCounter | None = None,
+    ) -> None:
         self._session = Session(plan.target, f"{welcome.session_name} worker", random=environment.random)
         self._recoverer = Recoverer(
             RecoveryEnvironment(
@@ -33,6 +41,7 @@ class AttemptRecovery:
                     timeout_s=plan.recovery.hook_timeout_ms / 1_000,
                     events=environment.events,
                 ),
+                rates=RateCounter() if rates is None else rates,
             )
         )
         self._users = 0

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from everbeat.config import RecoveryConfig, WorkerConfig, processors
 from everbeat.domain.recovery.hooks import HookSet
 from everbeat.domain.schedule.model import Declared
+from everbeat.domain.series import RateCounter
 from everbeat.domain.task.definition import TaskDefinition
 from everbeat.domain.task.failure_handler import StoredHandler
 from everbeat.domain.task.middleware import Middleware
@@ -199,3 +200,5 @@ class WorkerEnvironment(Struct, frozen=True, kw_only=True, eq=False):
     session: Session
     """The session for settlements and all other statements."""
     send: Callable[[WorkerMessage], None]
+    rates: RateCounter = field(default_factory=RateCounter)
+    """The counts of this worker. The next report to the supervisor takes them."""

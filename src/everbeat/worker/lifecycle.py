@@ -42,6 +42,7 @@ from everbeat.worker.settlement import (
     cancel_what_it_started,
     cancels_its_children,
     failed_after_commit,
+    rate_of,
     refused_result,
     settlement_of,
     state_after,
@@ -104,6 +105,7 @@ class AttemptLifecycle:
         self._stalls = stalls
         self._advancer = advancer
         self._recover = recover
+        self._rates = environment.rates
         self._changed_executors: set[ExecutorName] = set()
 
     @property
@@ -131,6 +133,7 @@ class AttemptLifecycle:
             self._stalls.watch(attempt)
             emit_started(self._events, attempt)
             executor.begin(attempt)
+            self._count_start(attempt)
         except Exception as problem:  # noqa: BLE001 - a thread or process that the system refuses must not stop the others
             attempt.cancel_timers()
             self._hand_back(attempt)
@@ -149,6 +152,7 @@ class AttemptLifecycle:
         if verdict == "lost":
             self._events.emit(LeasesLost(task_ids=(attempt.id,), reason="revoked before its code started"))
         elif verdict == "expired":
+            self._rates.expired(attempt.task.queue, attempt.task.name)
             emit_finished(self._events, attempt, "EXPIRED", 0.0)
 
     def stop(self, attempt: Attempt, reason: StopReason, *, is_fence: bool = False) -> None:
@@ -274,7 +278,10 @@ class AttemptLifecycle:
         elif settlement.outcome == "POSTPONED":
             emit_postponed(self._events, attempt, settlement, state)
         if settlement.outcome != "RELEASED":  # its code never began
-            emit_finished(self._events, attempt, state, self._clock.monotonic() - attempt.launched_at)
+            duration_s = self._clock.monotonic() - attempt.launched_at
+            result = rate_of(settlement, state)
+            self._rates.ended(attempt.task.queue, attempt.task.name, result, run_s=duration_s)
+            emit_finished(self._events, attempt, state, duration_s)
 
     def committed(self, attempt: Attempt) -> None:
         """Stop holding an attempt that its own code completed. Its timeout still applies to the code."""
@@ -288,6 +295,7 @@ class AttemptLifecycle:
         if (limit_s := attempt.timeout_s) is not None:
             self._later(attempt, max(0.0, limit_s - duration_s), lambda: self._stop_after_commit(attempt))
         self._let_go(attempt, "COMMIT_LANDED")
+        self._rates.ended(attempt.task.queue, attempt.task.name, "completed", run_s=duration_s)
         emit_finished(self._events, attempt, "COMPLETED", duration_s)
 
     def commit_failed(self, attempt: Attempt) -> None:
@@ -297,6 +305,12 @@ class AttemptLifecycle:
         deferred, attempt.after_commit = attempt.after_commit, ()
         for act in deferred:
             act()
+
+    def _count_start(self, attempt: Attempt) -> None:
+        """Count an attempt whose code begins. The database's clock measured both the time at which the task was due, and the start."""
+        task, started_at = attempt.task, attempt.started_at
+        wait_s = 0.0 if started_at is None else (started_at - task.enqueued_at).total_seconds()
+        self._rates.started(task.queue, task.name, wait_s=wait_s)
 
     def _stop_after_commit(self, attempt: Attempt) -> None:
         attempt.stop = StopRequest("timed_out")

@@ -252,14 +252,19 @@ class Reporter:
         self._probe = probe
         self._loop_watch = loop_watch
         self._messenger = messenger
+        self._rates = environment.rates
         self._looked_at = self._clock.monotonic()
         self._cpu_s = cpu_seconds() or 0.0
 
     async def tick(self) -> float | None:
         """Report the worker's leases and state."""
         self.report_held()
-        self._link.tell(self._check())
+        self.report_state()
         return None
+
+    def report_state(self) -> None:
+        """Report the worker's state and the counts since the last report."""
+        self._link.tell(self._check())
 
     def report_held(self) -> None:
         """Report the leases that were added and removed since the last report."""
@@ -283,4 +288,5 @@ class Reporter:
             cut_off_s=self._probe.cut_off_s(),
             leftover=len(self._lifecycle.leftover),
             messages=self._messenger.state(),
+            rates=self._rates.take(),
         )

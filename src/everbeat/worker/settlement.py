@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from everbeat.domain.recovery.decision import LeaseFacts, RecoveryRules, Retry, decide
+from everbeat.domain.series import AttemptResult
 from everbeat.domain.settings.units import milliseconds
 from everbeat.domain.task.ending import exhausted
 from everbeat.domain.task.outcome import error_from_json, error_to_json
@@ -140,6 +141,23 @@ def state_after(settlement: Settlement) -> str:
             return "PENDING"
         case _:
             return "FAILED" if settlement.retry_in_ms is None else "PENDING"
+
+
+def rate_of(settlement: Settlement, state: str) -> AttemptResult:
+    """Return as what an attempt is counted that ended with this settlement. `state` is the task's state after it."""
+    match state, settlement.outcome:
+        case "COMPLETED", _:
+            return "completed"
+        case "FAILED", _:
+            return "failed"
+        case "CANCELLED", _:
+            return "cancelled"
+        case _, "SUSPENDED" | "POSTPONED":
+            return "suspended"
+        case _, "FAILED":
+            return "retried"
+        case _:
+            return "released"
 
 
 def cancels_its_children(settlement: Settlement) -> bool:

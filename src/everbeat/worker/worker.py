@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Final, TypeAlias
 
+from everbeat.domain.series import RateCounter
 from everbeat.hints import HintSource
 from everbeat.hints.relayed import RelayedHintSource
 from everbeat.protocol import (
@@ -97,7 +98,8 @@ class Worker:
     """A worker, which claims, runs and settles tasks. Create and run it in an event loop, and call `obey` in that loop's thread.
 
     `make_hint_source` receives an `application_name` and returns a source of hints. It is not called if the supervisor passes hints on.
-    `recover` settles an attempt whose task process exited or whose code stalled. `on_fatal` ends the process after a part of the worker has crashed.
+    `recover` settles an attempt whose task process exited or whose code stalled, and counts it in `rates`. `on_fatal` ends the process
+    after a part of the worker has crashed.
     """
 
     _is_closed = False
@@ -117,6 +119,7 @@ class Worker:
         random: Random,
         on_fatal: Callable[[str, BaseException], None] = end_process,
         make_messenger: MakeMessenger = no_messages,
+        rates: RateCounter | None = None,
     ) -> None:
         identity = WorkerIdentity(welcome)
         self._environment = environment = WorkerEnvironment(
@@ -130,6 +133,7 @@ class Worker:
             claim_session=Session(plan.target, identity.session_name, random=random, keyed=True),
             session=Session(plan.target, identity.session_name, random=random, keyed=True),
             send=self._dispatch,
+            rates=RateCounter() if rates is None else rates,
         )
         # The order matters: each part receives only parts that were created above it.
         self._table = LeaseTable()
@@ -186,6 +190,7 @@ class Worker:
         try:
             self._start()
             code = await self._shutdown.carried_out()
+            self._reporter.report_state()  # the counts since the last report
             if code != EXIT_UNSETTLED:
                 self._reporter.report_held()
                 self.code_left = frozenset(self._lifecycle.unstoppable)

@@ -100,7 +100,7 @@ class SimulationState:
 
     def expire(self) -> None:
         expired = self.database.run(tasks.expire(channel=self.database.target.channel))
-        gone = set(expired)
+        gone = {each.id for each in expired}
         late = {
             entry.id for entry in self.ledger.entries.values() if entry.state == "PENDING" and entry.is_late
         }

@@ -22,6 +22,6 @@ with late as materialized (
             json_build_object('code', 'TASK_EXPIRED', 'message', 'good_until passed before the task started')
         )
     from late l where t.id = l.id
-    returning t.id, t.queue, t.serial, coalesce(t.workflow_id, t.batch_id) as whole_id
+    returning t.id, t.queue, t.name, t.serial, coalesce(t.workflow_id, t.batch_id) as whole_id
 ), {fragment/notify_of_expired}
-select e.id, (select hints from hint) as hints from expired e
+select e.id, e.queue, e.name, (select hints from hint) as hints from expired e

@@ -1,0 +1,129 @@
+"""Write what a tree has counted, and sample and roll up the counts of all trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Final
+
+from everbeat.domain.series import RateBook
+from everbeat.errors import DatabaseError
+from everbeat.recovering.observer import RecoveryEnvironment
+from everbeat.runtime.identity import new_id
+from everbeat.store import series
+
+WRITE_EVERY_S: Final = 10.0
+LONGEST_FLUSH_S: Final = 2.0
+_MOST_ROWS: Final = 1_000
+_MINUTE: Final = timedelta(minutes=1)
+_ACCEPTED: Final = timedelta(minutes=5)
+"""The database refuses older minutes."""
+_BEHIND_S: Final = 0.05
+"""How long after the end of a minute its last counts are taken."""
+_SURE_FOR_S: Final = 60.0
+"""How long after a reply the database's time is calculated from it."""
+
+
+class RatesWriter:
+    """A service in every supervisor that writes the counts of its tree. A tree in which nothing happens writes nothing.
+
+    The rows contain absolute values, so a statement can be repeated after a lost reply. They have an id that stays the same when the
+    supervisor gets another one, because new rows with the same counts would count twice.
+    """
+
+    name = "rates"
+    interval_s = WRITE_EVERY_S
+
+    def __init__(self, environment: RecoveryEnvironment) -> None:
+        self._environment = environment
+        self._counter = environment.rates
+        self._clock = environment.clock
+        self._book = RateBook()
+        self._id = new_id()
+        self._now: datetime | None = None
+        self._now_at = self._taken_at = self._clock.monotonic()
+
+    async def tick(self) -> float | None:
+        """Write the counts since the last tick. Another tick is due at the end of a minute, so that minutes are separate."""
+        await self.write()
+        return None if self._now is None else self._next_in_s()
+
+    async def flush(self) -> None:
+        """Write the last counts. An error is ignored, because the supervisor is about to exit."""
+        with suppress(DatabaseError):
+            await self.write(patience_s=LONGEST_FLUSH_S)
+
+    async def write(self, *, patience_s: float = 0.0) -> None:
+        """Write the counts since the last write, and those that have not been written before because of an error."""
+        since, self._taken_at = self._taken_at, self._clock.monotonic()
+        if counts := self._counter.take():
+            try:
+                now = await self._database_time(patience_s)
+            except BaseException:
+                self._counter.add(counts)
+                raise
+            # Half of the time since the last tick has passed before the middle of the counts. A tick follows the end of each minute.
+            middle = now - timedelta(seconds=(self._taken_at - since) / 2)
+            self._book.add(_minute(middle), counts)
+        if self._now is not None:
+            now = self._calculated()
+            self._book.forget(before=_minute(now) - _ACCEPTED, after=now + _MINUTE)
+        while rows := self._book.take_changed(_MOST_ROWS):
+            statement = series.write_rates(rows, supervisor=self._id)
+            try:
+                answer = await self._environment.statements.run(statement, patience_s=patience_s)
+            except BaseException:
+                self._book.put_back(rows)
+                raise
+            self._set_time(answer.now)
+
+    async def _database_time(self, patience_s: float) -> datetime:
+        """Return the database's time. It is read only if the last reply is old, because a machine in standby stops this process's clock."""
+        if self._now is None or self._clock.monotonic() - self._now_at > _SURE_FOR_S:
+            empty = series.write_rates([], supervisor=self._id)
+            self._set_time((await self._environment.statements.run(empty, patience_s=patience_s)).now)
+        return self._calculated()
+
+    def _set_time(self, now: datetime) -> None:
+        self._now, self._now_at = now, self._clock.monotonic()
+
+    def _calculated(self) -> datetime:
+        assert self._now is not None
+        return self._now + timedelta(seconds=self._clock.monotonic() - self._now_at)
+
+    def _next_in_s(self) -> float:
+        now = self._calculated()
+        end_in_s = (_minute(now) + _MINUTE - now).total_seconds() + _BEHIND_S
+        return min(WRITE_EVERY_S, end_in_s)
+
+
+def _minute(moment: datetime) -> datetime:
+    return moment.replace(second=0, microsecond=0)
+
+
+class DepthSampler:
+    """A service in every supervisor that samples all queues and rolls rates up. Only one supervisor at a time does the work.
+
+    `pace_s` returns the least time between two tries: in a large cluster, most supervisors try seldom.
+    """
+
+    name = "depths"
+    interval_s = series.SAMPLE_EVERY_MS / 1_000
+
+    def __init__(
+        self,
+        environment: RecoveryEnvironment,
+        *,
+        pace_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._environment = environment
+        self._pace_s = pace_s
+
+    async def tick(self) -> float | None:
+        """Take a sample, unless it is another supervisor's turn. After the first sample of a minute, roll rates up."""
+        supervisor_id = self._environment.observer.supervisor_id
+        if await self._environment.run_once(series.sample_depths(taken_by=supervisor_id)):
+            while await self._environment.run_once(series.roll_up_rates()) >= series.MOST_ROLLED_UP:
+                pass
+        return max(self.interval_s, self._pace_s())
