@@ -25,48 +25,13 @@
             or (select count(*) from in_line) > 10 * %(most)s::bigint as waiting,
         (select count(*) from in_flight) > 10 * %(most)s::bigint as in_flight
 ), counted as (
-    select
-        l.queue, due.tasks as pending, later.tasks as later, later.suspended, 0::bigint as claimed, 0::bigint as running, due.oldest
+    select l.queue, n.due as pending, n.later, n.suspended, 0::bigint as claimed, 0::bigint as running, n.oldest
     from lane l
-    cross join lateral (
-        select count(*) as tasks, min({schema}.plausible(d.enqueued_at)) as oldest
-        from (
-            select t.enqueued_at from {schema}.tasks t
-            where t.state = 'PENDING' and t.serial is null and t.needs_id is null and t.queue = l.queue and t.priority = l.priority
-              and t.enqueued_at <= statement_timestamp()
-            order by t.enqueued_at, t.id limit %(most)s + 1
-        ) d
-    ) due
-    cross join lateral (
-        select count(*) as tasks, count(*) filter (where s.wake_at > statement_timestamp()) as suspended
-        from (
-            select t.wake_at from {schema}.tasks t
-            where t.state = 'PENDING' and t.serial is null and t.needs_id is null and t.queue = l.queue and t.priority = l.priority
-              and t.enqueued_at > statement_timestamp()
-            order by t.enqueued_at, t.id limit %(most)s + 1
-        ) s
-    ) later
+    cross join lateral {schema}.count_lane(l.queue, l.priority, null, %(most)s) n
     union all
-    select g.queue, due.tasks, later.tasks, later.suspended, 0, 0, due.oldest
+    select g.queue, n.due, n.later, n.suspended, 0, 0, n.oldest
     from grouped g
-    cross join lateral (
-        select count(*) as tasks, min({schema}.plausible(d.enqueued_at)) as oldest
-        from (
-            select t.enqueued_at from {schema}.tasks t
-            where t.state = 'PENDING' and t.serial is null and t.needs_id = g.needs_id and t.queue = g.queue and t.priority = g.priority
-              and t.enqueued_at <= statement_timestamp()
-            order by t.enqueued_at, t.id limit %(most)s + 1
-        ) d
-    ) due
-    cross join lateral (
-        select count(*) as tasks, count(*) filter (where s.wake_at > statement_timestamp()) as suspended
-        from (
-            select t.wake_at from {schema}.tasks t
-            where t.state = 'PENDING' and t.serial is null and t.needs_id = g.needs_id and t.queue = g.queue and t.priority = g.priority
-              and t.enqueued_at > statement_timestamp()
-            order by t.enqueued_at, t.id limit %(most)s + 1
-        ) s
-    ) later
+    cross join lateral {schema}.count_lane(g.queue, g.priority, g.needs_id, %(most)s) n
     union all
     select
         w.queue, count(*) filter (where w.enqueued_at <= statement_timestamp()), count(*) filter (where w.enqueued_at > statement_timestamp()),
