@@ -180,8 +180,8 @@ async def test_a_sampler_rolls_up_after_the_first_sample_of_a_minute(
 
 
 async def test_a_supervisor_without_a_turn_to_watch_tries_seldom(observer: ManualObserver) -> None:
-    sampler = DepthSampler(observer.environment(), pace_s=lambda: 30.0)
-    assert await sampler.tick() == 30.0
+    sampler = DepthSampler(observer.environment(), pace_s=lambda: 10.0)
+    assert await sampler.tick() == 60.0
 
 
 async def test_a_recovery_counts_the_attempts_that_it_ends(

@@ -21,6 +21,7 @@ _ACCEPTED: Final = timedelta(minutes=5)
 """The database refuses older minutes."""
 _BEHIND_S: Final = 0.05
 """How long after the end of a minute its last counts are taken."""
+_SELDOM: Final = 6
 _SURE_FOR_S: Final = 60.0
 """How long after a reply the database's time is calculated from it."""
 
@@ -105,7 +106,7 @@ def _minute(moment: datetime) -> datetime:
 class DepthSampler:
     """A service in every supervisor that samples all queues and rolls rates up. Only one supervisor at a time does the work.
 
-    `pace_s` returns the least time between two tries: in a large cluster, most supervisors try seldom.
+    In a large cluster, most supervisors try seldom: `pace_s` returns more than 0 without a turn to watch.
     """
 
     name = "depths"
@@ -126,4 +127,4 @@ class DepthSampler:
         if await self._environment.run_once(series.sample_depths(taken_by=supervisor_id)):
             while await self._environment.run_once(series.roll_up_rates()) >= series.MOST_ROLLED_UP:
                 pass
-        return max(self.interval_s, self._pace_s())
+        return max(self.interval_s, _SELDOM * self._pace_s())

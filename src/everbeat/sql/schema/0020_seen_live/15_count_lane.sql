@@ -1,5 +1,5 @@
--- Counts the waiting tasks of a lane, or of a group of marked tasks if `p_needs_id` is set: those that are due, with the oldest, those that are not
--- due, and the suspended ones among these. Each count stops behind `p_most`. The settings make PostgreSQL read the entries of an index in
+-- Counts the waiting tasks of a lane, or of a group of marked tasks if `p_needs_id` is set. `due` and `later` are disjoint, `oldest` is the due time
+-- of the oldest due task, and `suspended` is a part of `later`. Each count stops behind `p_most`. The settings make PostgreSQL read the entries of an index in
 -- their order. Otherwise it could read and sort a whole backlog, because its statistics do not know a backlog that has grown just now.
 create function {schema}.count_lane(
     p_queue text, p_priority smallint, p_needs_id uuid, p_most bigint, out due bigint, out oldest timestamptz, out later bigint, out suspended bigint

@@ -1,0 +1,75 @@
+"""Mutants of the statements of rates and depths: each guard is left out once, and the test of its promise must fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.store import test_series as counts
+from tests.store.conftest import StoreHarness
+from tests.store.test_mutants import Mutant, notices, scenario
+
+__all__ = ["scenario"]
+
+WRITE, ROLL_UP, SAMPLE = "series/write_rates", "series/roll_up_rates", "series/sample_depths"
+
+MUTANTS = [
+    Mutant(
+        "a write into a minute that might be added up", WRITE, "- interval '5 minutes'", "- interval '5 hours'",
+        counts.test_a_minute_that_began_more_than_five_minutes_ago_is_refused,
+    ),
+    Mutant(
+        "a write into the future", WRITE, "+ interval '1 minute'", "+ interval '1 day'",
+        counts.test_a_minute_in_the_future_is_refused,
+    ),
+    Mutant(
+        "a write that adds", WRITE, "started = excluded.started", "started = r.started + excluded.started",
+        counts.test_a_write_is_absolute_so_a_repeated_one_changes_nothing,
+    ),
+    Mutant(
+        "an old write that replaces a later one", WRITE, "where excluded.started", "where true or excluded.started",
+        counts.test_a_write_that_arrives_after_a_later_one_does_not_replace_it,
+    ),
+    Mutant(
+        "a roll-up that keeps the rows", ROLL_UP, "delete from {schema}.rates r\n", "update {schema}.rates r set started = r.started\n",
+        counts.test_a_roll_up_makes_one_row_of_the_supervisors_of_a_minute,
+    ),
+    Mutant(
+        "a roll-up of minutes that are still written", ROLL_UP, "statement_timestamp() - interval '10 minutes'",
+        "statement_timestamp() + interval '2 minutes'", counts.test_a_roll_up_makes_one_row_of_the_supervisors_of_a_minute,
+    ),
+    Mutant(
+        "a roll-up that replaces a sum", ROLL_UP, "started = r.started + excluded.started", "started = excluded.started",
+        counts.test_a_roll_up_adds_to_a_sum_that_exists,
+    ),
+    Mutant(
+        "a roll-up that loses a histogram", ROLL_UP, "waits = array(select a + b", "waits = array(select b",
+        counts.test_a_roll_up_adds_to_a_sum_that_exists,
+    ),
+    Mutant(
+        "a roll-up that replaces a sum while others roll up", ROLL_UP, "started = r.started + excluded.started", "started = excluded.started",
+        counts.test_nothing_is_counted_twice_or_lost_while_several_sessions_roll_up,
+    ),
+    Mutant(
+        "a sample by each supervisor", SAMPLE, "from turn\n), kept", "from (select 1) x\n), kept",
+        counts.test_one_supervisor_at_a_time_samples,
+    ),
+    Mutant(
+        "a sample that counts suspended tasks twice", SAMPLE, "greatest(c.later - c.suspended, 0)", "c.later",
+        counts.test_a_sample_counts_each_live_task_once,
+    ),
+    Mutant(
+        "a first sample of a minute that is deleted after two hours", "retention/prune_depths", "when 60 then interval '48 hours'",
+        "when 60 then interval '2 hours'", counts.test_samples_become_sparser_with_age,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.why)
+def test_a_mutant_of_the_series_fails_its_test(
+    mutant: Mutant, scenario: Callable[[Mutant | None], StoreHarness]
+) -> None:
+    assert not notices(mutant, scenario(None)), "the unchanged statements pass their own test"
+    assert notices(mutant, scenario(mutant)), f"no test failed: {mutant.why}"
