@@ -25,7 +25,7 @@ _BRING_WORK = {
 }
 _WITHOUT_IDS = {_CLAIM, "pause/pause_crashing_tasks"}
 _REPEATED = re.compile(
-    r"inspect/|task/(list_outcomes|check_leases)|workflow/(read_workflow|list_nodes|lock_workflows)$"
+    r"inspect/|series/|task/(list_outcomes|check_leases)|workflow/(read_workflow|list_nodes|lock_workflows)$"
     r"|worker/(record_|watch_|take_turn|take_watch_turn|end_turn|end_watch_turn|lock_session|list_predecessors|register_supervisor|list_remaining_sessions)"
 )
 _BY_AGE = {"detect_child_exit": False, "detect_session_loss": False, "startup_reconciliation": False}
