@@ -19,7 +19,10 @@ async def test_a_stop_keeps_the_leases_that_a_recovery_hook_skipped(
 ) -> None:  # J1
     left, other = db.running(policy=policy), db.running(policy=policy)
     assert db.run(leases.leave([(left.id, left.claim_id)])) == [left.id]
-    await WorkerBurial(observer.recoverer()).settle_stopped("w1")
+    recoverer = observer.recoverer()
+    await WorkerBurial(recoverer).settle_stopped("w1")
+    [counts] = recoverer.environment.rates.take()
+    assert (counts.failed, counts.released) == ((1, 0) if policy is None else (0, 1))
     assert db.row(left.id, "state, claim_id") == ("RUNNING", left.claim_id)
     assert db.row(other.id, "state") == ("FAILED" if policy is None else "PENDING")
     failures = [(each.task_id, each.code) for each in observer.seen if isinstance(each, TaskFailure)]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from psycopg import conninfo
 
-from everbeat.store.leases import Settlement
+from everbeat.store.leases import AttemptOutcome, Settlement
 from everbeat.store.session import Session
 from everbeat.store.target import Target
 from everbeat.worker import settlement, worker
@@ -189,3 +189,19 @@ async def test_the_settler_does_not_starve_a_large_outcome_behind_small_ones(
     assert (
         order.index(large) == settlement.BATCHES_IN_A_ROW - 2
     )  # counted after the first outcome, which took the first turn
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "expected"),
+    [
+        ("COMPLETED", "COMPLETED", "completed"), ("FAILED", "FAILED", "failed"), ("FAILED", "PENDING", "retried"),
+        ("FAILED", "CANCELLED", "cancelled"), ("CANCELLED", "CANCELLED", "cancelled"), ("SUSPENDED", "PENDING", "suspended"),
+        ("POSTPONED", "PENDING", "suspended"), ("POSTPONED", "FAILED", "failed"), ("HANDED_BACK", "PENDING", "released"),
+        ("DECLINED", "PENDING", "released"),
+    ],
+)  # fmt: skip
+def test_an_attempt_is_counted_by_its_outcome_and_the_state_of_its_task(
+    outcome: AttemptOutcome, state: str, expected: str
+) -> None:
+    written = Settlement(id=UUID(int=1), claim_id=UUID(int=2), outcome=outcome)
+    assert settlement.rate_of(written, state) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -22,6 +23,7 @@ _ACCEPTED: Final = timedelta(minutes=5)
 _BEHIND_S: Final = 0.05
 """How long after the end of a minute its last counts are taken."""
 _SELDOM: Final = 6
+"""A supervisor without a turn to watch tries to sample only once in this many of its other passes."""
 _SURE_FOR_S: Final = 60.0
 """How long after a reply the database's time is calculated from it."""
 
@@ -51,9 +53,10 @@ class RatesWriter:
         return None if self._now is None else self._next_in_s()
 
     async def flush(self) -> None:
-        """Write the last counts. An error is ignored, because the supervisor is about to exit."""
-        with suppress(DatabaseError):
-            await self.write(patience_s=LONGEST_FLUSH_S)
+        """Write the last counts. An error or a missing reply is ignored, because the supervisor is about to exit."""
+        with suppress(DatabaseError, TimeoutError):
+            async with asyncio.timeout(LONGEST_FLUSH_S):
+                await self.write()
 
     async def write(self, *, patience_s: float = 0.0) -> None:
         """Write the counts since the last write, and those that have not been written before because of an error."""
