@@ -12,7 +12,7 @@ import pytest
 from everbeat.cli import worker_tree
 from everbeat.cli.main import load_command
 from everbeat.cli.main import main as parse
-from everbeat.cli.worker_tree import NUMBERS, TEXTS, WorkerCall, call_of
+from everbeat.cli.worker_tree import NUMBERS, PROBES, TEXTS, WorkerCall, call_of
 
 VARIABLES = ("EVERBEAT_SLOT", "EVERBEAT_LOG_LEVEL", "EVERBEAT_LOG_FORMAT")
 UNDERSTOOD = [
@@ -23,6 +23,7 @@ UNDERSTOOD = [
     "shop:app --log-level DEBUG --log-format JSON",
     "shop:app --processes 2 --processes 3 --grace 1s --grace 2s",
     "shop:app --prefetch 0 --threads 0 --concurrency 007",
+    "shop:app --probe :8090 --probe-file=/tmp/alive",
 ]
 LEFT_TO_THE_PARSER = [
     "",
@@ -50,6 +51,7 @@ WORKER_ONLY = (
     "everbeat.worker",
 )
 SUPERVISOR_ONLY = ("everbeat.in_process", "everbeat.maintenance", "everbeat.supervisor")
+PROBES_ONLY = ("everbeat.domain.probes", "everbeat.runtime.http_server", "everbeat.supervisor.probes")
 TERMINAL = ("everbeat.cli.main", "everbeat.cli.selection", "pydantic", "rich", "typer")
 
 
@@ -101,7 +103,7 @@ def test_other_command_lines_are_left_to_the_parser(line: str, monkeypatch: pyte
 def test_each_option_is_understood_without_the_parser_or_named_here() -> None:
     options = {name for each in load_command("worker").params for name in each.opts if name.startswith("--")}
     others = {"--queues", "--queue", "--log-level", "--log-format", "--reload", "--reload-dir"}
-    assert options - {"--help"} == NUMBERS.keys() | TEXTS.keys() | others
+    assert options - {"--help"} == NUMBERS.keys() | TEXTS.keys() | PROBES.keys() | others
 
 
 def loaded_by(*modules: str) -> set[str]:
@@ -120,6 +122,7 @@ def in_rooms(loaded: set[str], rooms: tuple[str, ...]) -> list[str]:
 def test_a_supervisor_loads_no_parser_and_no_code_of_workers() -> None:
     loaded = loaded_by("everbeat.cli.entry", "everbeat.cli.worker_tree", "everbeat.assembly.supervision")
     assert in_rooms(loaded, TERMINAL + WORKER_ONLY) == []
+    assert in_rooms(loaded, PROBES_ONLY) == []
     assert len(in_rooms(loaded, ("everbeat",))) <= 148
 
 

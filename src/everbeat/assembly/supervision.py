@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from everbeat.config import RecoveryConfig, WorkerConfig
 from everbeat.protocol import Hello
@@ -15,12 +16,21 @@ from everbeat.supervisor.registration import Supervision
 from everbeat.supervisor.remote_hooks import RemoteHooks
 from everbeat.supervisor.supervisor import Supervisor
 
+if TYPE_CHECKING:
+    from everbeat.supervisor.probes import Probes
 
-def run_supervisor(argv: Sequence[str], *, lock: TreeLock | None, first: ChildProcess | None) -> None:
+
+def run_supervisor(
+    argv: Sequence[str],
+    *,
+    lock: TreeLock | None,
+    first: ChildProcess | None,
+    probes: Probes | None = None,
+) -> None:
     """Supervise worker processes, which `argv` starts, until SIGTERM or SIGINT arrives. Call this function in the main thread.
 
-    `first` is a worker process that is already running. `lock` is released at the end. Raises WorkerError or DatabaseError if the
-    workers cannot run.
+    `first` is a worker process that is already running. `lock` is released and `probes` are closed at the end. Raises WorkerError or
+    DatabaseError if the workers cannot run.
     """
     environment = logging_environment()
     opened: list[OpenDatabase] = []
@@ -40,11 +50,17 @@ def run_supervisor(argv: Sequence[str], *, lock: TreeLock | None, first: ChildPr
         supervisor = Supervisor(
             argv, supervise=supervision, environment=environment, hooks=hooks, first=first
         )
+        if probes is not None:
+            supervisor.scope.start(probes.watch(supervisor), name="probes")
         await supervisor.run()
 
     try:
+        if probes is not None:
+            probes.start()
         asyncio.run(run())
     finally:
+        if probes is not None:
+            probes.close()
         if lock is not None:
             # If a database was opened, the supervision has already released the lock, or its row still needs the lock file
             # as proof.

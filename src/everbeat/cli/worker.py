@@ -155,6 +155,21 @@ def _after_a_moment(folders: Sequence[Path]) -> Seen:
     return seen_in(folders)
 
 
+QueuesOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--queues", "--queue", metavar="NAMES", help="Serve only these: mail,films; can be repeated."
+    ),
+]
+ConcurrencyOption: TypeAlias = Annotated[
+    int | None, typer.Option(min=0, help="Async tasks at once in each process.")
+]
+ThreadsOption: TypeAlias = Annotated[
+    int | None, typer.Option(min=0, help="Tasks in threads at once in each process.")
+]
+TaskProcessesOption: TypeAlias = Annotated[
+    int | None, typer.Option(min=0, help="Tasks with run_in='process' at once in each process.")
+]
 SlotOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -173,6 +188,17 @@ LogFormatOption: TypeAlias = Annotated[
         envvar=FORMAT_VARIABLE,
         help="text, or json: each line on stderr is one JSON object.",
     ),
+]
+ProbeOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Serve /livez, /readyz, /startupz and /metrics at this address, or at all addresses: :8090.",
+    ),
+]
+ProbeFileOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="PATH", help="Touch this file each second while the supervisor is alive."),
 ]
 ReloadOption: TypeAlias = Annotated[
     bool,
@@ -207,21 +233,10 @@ def worker(
     locator: LocatorArgument,
     *,
     processes: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
-    queues: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--queues", "--queue", metavar="NAMES", help="Serve only these: mail,films; can be repeated."
-        ),
-    ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=0, help="Async tasks at once in each process.")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=0, help="Tasks in threads at once in each process.")
-    ] = None,
-    task_processes: Annotated[
-        int | None, typer.Option(min=0, help="Tasks with run_in='process' at once in each process.")
-    ] = None,
+    queues: QueuesOption = None,
+    concurrency: ConcurrencyOption = None,
+    threads: ThreadsOption = None,
+    task_processes: TaskProcessesOption = None,
     prefetch: Annotated[
         int | None, typer.Option(min=0, help="How many fast tasks to claim beyond free slots.")
     ] = None,
@@ -239,6 +254,8 @@ def worker(
     max_rss: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Replace a process that uses more memory: 512MB.")
     ] = None,
+    probe: ProbeOption = None,
+    probe_file: ProbeFileOption = None,
     log_level: LogLevelOption = "info",
     log_format: LogFormatOption = "text",
     reload: ReloadOption = False,
@@ -264,10 +281,19 @@ def worker(
         slot=slot,
     )
     _require_log_options(log_level, log_format)
-    call = WorkerCall(locator=locator, overrides=overrides, log_level=log_level, log_format=log_format)
+    call = WorkerCall(
+        locator=locator,
+        overrides=overrides,
+        log_level=log_level,
+        log_format=log_format,
+        probe=probe,
+        probe_file=probe_file,
+    )
     if folders := checked_folders(reload_dir, reload=reload):
         show_logs(call.share_log_options())
-        run_reloading(locator, options=_as_options({"grace": GRACE} | overrides), folders=folders)
+        probes = {"probe": probe, "probe_file": probe_file}
+        settings = {"grace": GRACE} | overrides | {name: value for name, value in probes.items() if value}
+        run_reloading(locator, options=_as_options(settings), folders=folders)
         return
     call.run()
 

@@ -43,6 +43,8 @@ NUMBERS: Final = {
 """The options with a whole number. Each is mapped to its setting in `WorkerConfig`."""
 TEXTS: Final = {"--grace": "grace", "--poll": "poll_interval", "--slot": "slot", "--max-rss": "max_rss"}
 """The options with a text. Each is mapped to its setting in `WorkerConfig`."""
+PROBES: Final = {"--probe": "probe", "--probe-file": "probe_file"}
+"""The options of probes. Each is mapped to its field in `WorkerCall`."""
 _QUEUES: Final = ("--queues", "--queue")
 _LOGS: Final = ("--log-level", "--log-format")
 
@@ -54,6 +56,8 @@ class WorkerCall(Struct, frozen=True, kw_only=True):
     overrides: dict[str, Any]
     log_level: str = "info"
     log_format: str = "text"
+    probe: str | None = None
+    probe_file: str | None = None
 
     def share_log_options(self) -> int:
         """Let the processes of the tree inherit the level and the format of the logs. Return the level as a number."""
@@ -65,7 +69,7 @@ class WorkerCall(Struct, frozen=True, kw_only=True):
         level = self.share_log_options()
         with stderr_as_json() if is_json() else nullcontext():
             show_logs(level)
-            supervise(self.locator, overrides=self.overrides)
+            supervise(self.locator, overrides=self.overrides, probe=self.probe, probe_file=self.probe_file)
 
 
 def call_of(arguments: Sequence[str], environment: Mapping[str, str]) -> WorkerCall | None:
@@ -80,6 +84,7 @@ def call_of(arguments: Sequence[str], environment: Mapping[str, str]) -> WorkerC
         return None
     if slot := environment.get(SLOT_VARIABLE):
         options.setdefault("--slot", slot)
+    probes = {name: options.pop(option) for option, name in PROBES.items() if option in options}
     overrides: dict[str, Any] = {"queues": queues} if queues else {}
     for option, text in options.items():
         if option in TEXTS:
@@ -92,7 +97,7 @@ def call_of(arguments: Sequence[str], environment: Mapping[str, str]) -> WorkerC
         WorkerConfig(**overrides)
     except ConfigurationError:
         return None
-    return WorkerCall(locator=locator, overrides=overrides, log_level=level, log_format=form)
+    return WorkerCall(locator=locator, overrides=overrides, log_level=level, log_format=form, **probes)
 
 
 def _split(arguments: Sequence[str]) -> tuple[str, dict[str, str], list[str]] | None:
@@ -112,7 +117,7 @@ def _split(arguments: Sequence[str]) -> tuple[str, dict[str, str], list[str]] | 
             return None
         if option in _QUEUES:
             queues += names_in(value)
-        elif option in NUMBERS or option in TEXTS or option in _LOGS:
+        elif option in NUMBERS or option in TEXTS or option in PROBES or option in _LOGS:
             options[option] = value
         else:
             return None

@@ -54,7 +54,8 @@ REPORTED_AFTER_S: Final = 3.0
 class Outages:
     """Reports database outages from the results of several sessions.
 
-    An outage lasts while any session is failing, because one session might be able to read while another cannot write.
+    An outage lasts while any session is failing, because one session might be able to read while another cannot write. `reason` is
+    the last problem while a session is failing, or None.
     """
 
     def __init__(self, *, events: EventBus, clock: Clock) -> None:
@@ -62,17 +63,20 @@ class Outages:
         self._clock = clock
         self._failing: dict[str, float] = {}
         self._since: float | None = None
+        self.reason: str | None = None
 
     def observe(self, session: str, problem: Exception | None, took_s: float) -> None:
         """Record the result of one statement in the named session. `problem` is the error, or None on success."""
         now = self._clock.monotonic()
         if problem is None:
             self._failing.pop(session, None)
+            self.reason = self.reason if self._failing else None
             if self._since is not None and not self._failing:
                 self._events.emit(DatabaseBack(after_s=now - self._since))
                 self._since = None
             return
         since = self._failing.setdefault(session, now - took_s)
+        self.reason = str(problem)
         if self._since is None and now - since >= REPORTED_AFTER_S:
             self._since = min(self._failing.values())
             self._events.emit(DatabaseUnreachable(reason=str(problem)))
@@ -171,7 +175,7 @@ class Supervision:
         self.session_name = new_tree_name() if lock is None else lock.name
         self.workers: list[SupervisedWorker] = []
         self.reconnected_at: float | None = None
-        self._outages = Outages(events=environment.events, clock=environment.clock)
+        self.outages = Outages(events=environment.events, clock=environment.clock)
         self.session = self._new_session()
         # Use a separate session, so that no statement of a service or of the cleanup delays a heartbeat.
         self._beats = self._new_session("supervisor beats")
@@ -183,8 +187,8 @@ class Supervision:
         self._lock_task: asyncio.Task[None] | None = None
         self._coming_back = asyncio.Lock()
         self._declared_last: tuple[str, str] | None = None
-        self._heartbeat = Heartbeat(self._beats, self)
-        self._heartbeat_runner = self._runner(self._heartbeat)
+        self.heartbeat = Heartbeat(self._beats, self)
+        self._heartbeat_runner = self._runner(self.heartbeat)
         self.recovery = RecoveryEnvironment(
             statements=self.session,
             config=config,
@@ -265,7 +269,7 @@ class Supervision:
     @property
     def disturbances(self) -> int:
         """Return the number of failed heartbeats plus the number of lost sessions since the start."""
-        return self._losses + self._heartbeat.failures
+        return self._losses + self.heartbeat.failures
 
     async def open(self, *, patience_s: float = START_PATIENCE_S) -> None:
         """Register the supervisor, and start its heartbeats and services.
@@ -296,7 +300,7 @@ class Supervision:
             version = worker.declared.owner, worker.declared.version
             worker.starts_version, self._declared_last = version != self._declared_last, version
         await self._register(worker)
-        worker.is_quiet = self._heartbeat.is_quiet
+        worker.is_quiet = self.heartbeat.is_quiet
         self.workers.append(worker)
         return self.welcome(worker)
 
@@ -317,7 +321,7 @@ class Supervision:
 
     def drain(self) -> None:
         """Send a heartbeat at once to record that this supervisor is draining."""
-        self._heartbeat.draining = True
+        self.heartbeat.draining = True
         self._heartbeat_runner.wake_now()
 
     def beat_now(self) -> None:
@@ -443,7 +447,7 @@ class Supervision:
             session_name=self.session_name,
             machine_id=identity.machine_id,
             lock_file=None if self._tree_lock is None else str(self._tree_lock.path),
-            quiet=self._heartbeat.is_quiet,
+            quiet=self.heartbeat.is_quiet,
             beat_ms=self.config.beat_interval_ms,
             claimed_stale_ms=self.config.claimed_stale_threshold_ms,
             running_stale_ms=self.config.running_stale_threshold_ms,
@@ -466,7 +470,7 @@ class Supervision:
             reply_timeout_s=self._longest_reply_s,
             longest_pause_s=min(1.0, self.config.beat_interval_ms / 4_000),
             patient=patient,
-            on_try=None if patient else partial(self._outages.observe, purpose),
+            on_try=None if patient else partial(self.outages.observe, purpose),
         )
 
     def _on_state(self, connected: bool) -> None:

@@ -114,6 +114,25 @@ class Supervisor:
         return self._supervision
 
     @property
+    def is_stopping(self) -> bool:
+        """Return whether the supervisor drains or shuts down."""
+        return self.stopping.is_set()
+
+    @property
+    def was_ever_ready(self) -> bool:
+        """Return whether a worker process has ever been ready."""
+        return self.restart_policy.was_ever_ready
+
+    @property
+    def process_counts(self) -> tuple[int, int]:
+        """Return how many worker processes take tasks, and how many there should be."""
+        ready = sum(
+            child.is_ready and not child.is_told_to_leave and not child.retired.is_set()
+            for child in self._children
+        )
+        return ready, len(self._processes)
+
+    @property
     def pids(self) -> list[int]:
         """Return the process ids of the running worker processes."""
         return [child.process.pid for child in self._children]

@@ -205,6 +205,7 @@ class Heartbeat:
         self.draining = False
         self.is_quiet = False
         self.failures = 0
+        self.acknowledged = 0
         self._session = session
         self._supervisor = supervisor
 
@@ -238,6 +239,7 @@ class Heartbeat:
         if answer.seq is None:
             await self._supervisor.come_back(supervisor_id)
             return 0.0
+        self.acknowledged += 1
         _pass_on(answer, beating, holders, sent_at=asked_at)
         if self.is_quiet is not answer.quiet:
             self.is_quiet = answer.quiet

@@ -1,0 +1,211 @@
+"""Probes of a supervisor, for Kubernetes, systemd and others: served by a thread that does not depend on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import MutableMapping
+from pathlib import Path
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+import msgspec
+from msgspec.structs import replace
+
+from everbeat.domain.probes import ProbeVerdict, SupervisorFacts, liveness, readiness, startup
+from everbeat.errors import ConfigurationError, Problem
+from everbeat.runtime.http_server import JSON, HttpAnswer, HttpServer, Route, listen, shown_address
+from everbeat.runtime.service_manager import ServiceManager
+
+if TYPE_CHECKING:
+    from everbeat.supervisor.registration import Supervision
+
+_SAMPLE_EVERY_S: Final = 0.25
+_ACT_EVERY_S: Final = 1.0
+_SECOND_LOOK_S: Final = 1.0
+"""How long a probe waits for the event loop before it reports that the loop stands still: a process that was suspended has just resumed."""
+_LOOK_EVERY_S: Final = 0.05
+_WATCHDOG_SHARE: Final = 3
+_UNKNOWN_INTERVAL_S: Final = 30.0
+_STOPPING: Final = ("STOPPING=1", "STATUS=Draining.")
+_log = logging.getLogger("everbeat.supervisor")
+
+
+class ProbedSupervisor(Protocol):
+    """The interface of a supervisor that probes watch."""
+
+    @property
+    def supervision(self) -> Supervision | None:
+        """Return its presence in the database, or None before it registers."""
+        ...
+
+    @property
+    def is_stopping(self) -> bool:
+        """Return whether it drains."""
+        ...
+
+    @property
+    def was_ever_ready(self) -> bool:
+        """Return whether a worker process has ever been ready."""
+        ...
+
+    @property
+    def process_counts(self) -> tuple[int, int]:
+        """Return how many worker processes take tasks, and how many there should be."""
+        ...
+
+
+class Probes:
+    """Answers probes about a supervisor from a thread, from what its event loop last reported."""
+
+    def __init__(
+        self, *, listening: list[socket.socket], file: Path | None, manager: ServiceManager | None
+    ) -> None:
+        self._facts = SupervisorFacts(at=monotonic(), has_loop=False)
+        self._file = file
+        self._manager = manager
+        self._told: set[str] = set()
+        self._is_file_broken = False
+        every_s = _ACT_EVERY_S
+        if manager is not None and manager.watchdog_s is not None:
+            every_s = min(every_s, manager.watchdog_s / _WATCHDOG_SHARE)
+        acts = file is not None or manager is not None
+        self.routes: dict[str, Route] = {
+            "/livez": lambda: _answer(self.liveness()),
+            "/readyz": lambda: _answer(readiness(self._facts, now=monotonic())),
+            "/startupz": lambda: _answer(startup(self._facts)),
+        }
+        self._listening = listening
+        self._acts = (self._act, every_s) if acts else (None, None)
+        self._server: HttpServer | None = None
+
+    @classmethod
+    def open(cls, *, address: str | None, file: str | None, environment: MutableMapping[str, str]) -> Self:
+        """Open what serves the probes, before any process starts. Raises ConfigurationError if something cannot be used.
+
+        `address` is where HTTP is served, and `file` is touched while the supervisor is alive. The environment names systemd's socket.
+        """
+        touched = None if file is None else _touched(file)
+        listening = [] if address is None else listen(address, subject="--probe")
+        return cls(listening=listening, file=touched, manager=ServiceManager.take(environment))
+
+    def start(self) -> None:
+        """Start the thread."""
+        act, every_s = self._acts
+        self._server = HttpServer(
+            self._listening, self.routes, name="everbeat-probes", act=act, every_s=every_s
+        )
+        self._server.start()
+        for each in self._listening:
+            _log.info("probes_listening address=%s", shown_address(each))
+
+    async def watch(self, supervisor: ProbedSupervisor) -> None:
+        """Report the state of a supervisor to the thread until this coroutine is cancelled."""
+        beats, beat_at = -1, None
+        try:
+            while True:
+                now, supervision = monotonic(), supervisor.supervision
+                if supervision is not None and supervision.heartbeat.acknowledged != beats:
+                    beats, beat_at = supervision.heartbeat.acknowledged, now
+                before, self._facts = self._facts, _facts_of(supervisor, at=now, beat_at=beat_at)
+                if _changes(before) != _changes(self._facts) and self._server is not None:
+                    self._server.wake()
+                await asyncio.sleep(_SAMPLE_EVERY_S)
+        finally:
+            self._facts = replace(self._facts, has_ended=True)
+
+    def liveness(self) -> ProbeVerdict:
+        """Return whether the supervisor is alive, after a second look if its event loop seems to stand still. Called in the thread."""
+        deadline = monotonic() + _SECOND_LOOK_S
+        while True:
+            now = monotonic()
+            verdict = liveness(self._facts, now=now)
+            if verdict.ok or now >= deadline:
+                return verdict
+            sleep(_LOOK_EVERY_S)
+
+    def close(self) -> None:
+        """Stop the thread, close the port, and remove the file."""
+        if self._server is not None:
+            self._server.close()
+        for each in self._listening:
+            each.close()
+        self._tell(*_STOPPING)  # a tree without work stops before the thread notices
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+    def _act(self) -> None:
+        """Touch the file and notify systemd, as far as the supervisor is alive."""
+        facts = self._facts
+        is_alive = self.liveness().ok
+        if self._file is not None and is_alive:
+            self._touch(self._file)
+        if self._manager is None:
+            return
+        if facts.was_ever_ready:
+            self._tell("READY=1", "STATUS=Worker processes are running.")
+        if facts.is_draining or facts.has_ended:
+            self._tell(*_STOPPING)
+        if is_alive and self._manager.watchdog_s is not None:
+            self._manager.notify("WATCHDOG=1")
+
+    def _tell(self, *lines: str) -> None:
+        if self._manager is not None and lines[0] not in self._told:
+            self._told.add(lines[0])
+            self._manager.notify(*lines)
+
+    def _touch(self, file: Path) -> None:
+        try:
+            file.touch()
+        except OSError as problem:
+            if not self._is_file_broken:
+                _log.warning("probe_file_failed file=%s problem=%r", file, str(problem))
+            self._is_file_broken = True
+        else:
+            self._is_file_broken = False
+
+
+def _facts_of(supervisor: ProbedSupervisor, *, at: float, beat_at: float | None) -> SupervisorFacts:
+    supervision = supervisor.supervision
+    ready, processes = supervisor.process_counts
+    return SupervisorFacts(
+        at=at,
+        beat_interval_s=_UNKNOWN_INTERVAL_S
+        if supervision is None
+        else supervision.config.beat_interval_ms / 1_000,
+        beat_at=beat_at,
+        outage=None if supervision is None else supervision.outages.reason,
+        is_draining=supervisor.is_stopping,
+        was_ever_ready=supervisor.was_ever_ready,
+        ready=ready,
+        processes=processes,
+    )
+
+
+def _changes(facts: SupervisorFacts) -> tuple[bool, bool]:
+    """Return the facts of which systemd is notified at once."""
+    return facts.was_ever_ready, facts.is_draining
+
+
+def _answer(verdict: ProbeVerdict) -> HttpAnswer:
+    return HttpAnswer(200 if verdict.ok else 503, msgspec.json.encode(verdict).decode() + "\n", JSON)
+
+
+def _touched(text: str) -> Path:
+    file = Path(text)
+    try:
+        file.touch()
+    except (OSError, ValueError) as problem:
+        raise ConfigurationError(
+            [
+                Problem(
+                    code="UNUSABLE",
+                    subject="--probe-file",
+                    value=repr(text),
+                    rule=f"must be a file that this process can write ({getattr(problem, 'strerror', None) or problem})",
+                    fix="name a file in an existing folder that this user can write, such as /tmp/everbeat-alive",
+                )
+            ]
+        ) from None
+    return file
