@@ -1,0 +1,1 @@
+"""Metrics in the text format of Prometheus: their names, and the text."""
