@@ -397,6 +397,18 @@ def _error(text: str | None) -> TaskError | None:
 LIVE: Final = "live"
 
 
+def turns() -> Statement[list[tuple[str, float]]]:
+    """Return the services of the cluster, and when each last took its turn, in seconds since 1970."""
+    return Statement("inspect/list_turns", {}, lambda found: [(row[0], row[1]) for row in found])
+
+
+def live_workflows(*, most: int = MOST_COUNTED) -> Statement[dict[str, int]]:
+    """Count the workflows that have not ended by state. Counting stops at `most` workflows."""
+    return Statement(
+        "inspect/count_live_workflows", {"most": most}, lambda found: {row[0]: row[1] for row in found}
+    )
+
+
 class Candidate(Struct, frozen=True):
     """A task, workflow, worker or supervisor that a text may refer to. A lower `rank` means a better match."""
 

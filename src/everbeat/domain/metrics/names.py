@@ -113,10 +113,10 @@ ATTEMPTS_STARTED: Final = Metric(
     "everbeat_attempts_started_total", "counter", "Attempts whose code began.", ("queue", "task")
 )
 ATTEMPTS_ENDED: Final = Metric(
-    "everbeat_attempts_ended_total", "counter", "Attempts that ended, by outcome.", ("queue", "task", "outcome")
-)
-TASKS_SENT: Final = Metric(
-    "everbeat_tasks_sent_total", "counter", "Tasks that the worker processes sent.", ("queue", "task")
+    "everbeat_attempts_ended_total",
+    "counter",
+    "Attempts that ended, by outcome.",
+    ("queue", "task", "outcome"),
 )
 TASK_WAIT_SECONDS: Final = Metric(
     "everbeat_task_wait_seconds", "histogram", "The time from due to started.", ("queue",)
@@ -129,7 +129,10 @@ LOOP_LAG_SECONDS: Final = Metric(
     "everbeat_loop_lag_seconds", "gauge", "The greatest lag of the event loops of the worker processes."
 )
 PROCESSES: Final = Metric(
-    "everbeat_processes", "gauge", "Worker processes of this supervisor. wanted: how many there should be.", ("state",)
+    "everbeat_processes",
+    "gauge",
+    "Worker processes of this supervisor. wanted: how many there should be.",
+    ("state",),
 )
 PROCESS_EXITS: Final = Metric(
     "everbeat_process_exits_total", "counter", "Worker processes that exited, in order or not.", ("in_order",)
@@ -137,7 +140,9 @@ PROCESS_EXITS: Final = Metric(
 BEAT_WRITE_SECONDS: Final = Metric(
     "everbeat_beat_write_seconds", "histogram", "How long a heartbeat took to write."
 )
-BEATS_FAILED: Final = Metric("everbeat_beats_failed_total", "counter", "Heartbeats that could not be written.")
+BEATS_FAILED: Final = Metric(
+    "everbeat_beats_failed_total", "counter", "Heartbeats that could not be written."
+)
 RECOVERIES: Final = Metric(
     "everbeat_recoveries_total",
     "counter",
@@ -151,7 +156,10 @@ NOTICE_SECONDS: Final = Metric(
     ("noticed_by",),
 )
 SCHEDULE_TICKS: Final = Metric(
-    "everbeat_schedule_ticks_total", "counter", "Ticks of schedules that this supervisor decided.", ("outcome",)
+    "everbeat_schedule_ticks_total",
+    "counter",
+    "Ticks of schedules that this supervisor decided.",
+    ("outcome",),
 )
 DATABASE_UP: Final = Metric(
     "everbeat_database_up", "gauge", "1 if the supervisor reaches a writable database, otherwise 0."

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
 from everbeat.domain.metrics.names import Metric
+from everbeat.errors.wording import visible
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+Value = TypeVar("Value")
+Labels = TypeVar("Labels", bound=tuple[str, ...])
 OTHER: Final = "other"
 MOST_NAMES: Final = 200
 """How many different names a label has. Further names count as `other`."""
@@ -35,42 +38,70 @@ class Histogram(Struct):
 
 
 class MetricsText:
-    """Collects samples, and writes them as text."""
+    """Collects samples, and writes them as text or as a document."""
 
     def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._written: set[str] = set()
+        self._families: list[tuple[Metric, Mapping[tuple[str, ...], float | Histogram]]] = []
 
-    def add(self, metric: Metric, samples: Mapping[tuple[str, ...], float] | float) -> None:
+    def add(
+        self,
+        metric: Metric,
+        samples: Mapping[Labels, float] | Mapping[Labels, Histogram] | float,
+    ) -> None:
         """Add a metric with its samples by the values of its labels, or with one value if it has no labels."""
-        self._head(metric)
-        found = samples if isinstance(samples, Mapping) else {(): samples}
-        for values, number in found.items():
-            self._lines.append(f"{metric.name}{_labels(metric.labels, values)} {_number(number)}")
-
-    def add_histogram(self, metric: Metric, samples: Mapping[tuple[str, ...], Histogram]) -> None:
-        """Add a histogram by the values of its labels."""
-        self._head(metric)
-        for values, found in samples.items():
-            total = 0
-            for bound, count in zip((*found.bounds_s, math.inf), found.counts, strict=True):
-                total += count
-                labels = _labels((*metric.labels, "le"), (*values, _number(bound)))
-                self._lines.append(f"{metric.name}_bucket{labels} {total}")
-            labels = _labels(metric.labels, values)
-            self._lines.append(f"{metric.name}_sum{labels} {_number(found.sum_s)}")
-            self._lines.append(f"{metric.name}_count{labels} {total}")
+        if any(known.name == metric.name for known, _ in self._families):
+            raise ValueError(f"The metric {metric.name} was added twice.")
+        given = samples if isinstance(samples, Mapping) else {(): samples}
+        self._families.append((metric, {tuple(values): found for values, found in given.items()}))
 
     def text(self) -> str:
-        """Return the text."""
-        return "".join(f"{line}\n" for line in self._lines)
+        """Return the samples in the text format."""
+        lines: list[str] = []
+        for metric, samples in self._families:
+            described = metric.help.replace("\\", r"\\").replace("\n", r"\n")
+            lines += [f"# HELP {metric.name} {described}", f"# TYPE {metric.name} {metric.kind}"]
+            for values, found in samples.items():
+                lines += _lines(metric, values, found)
+        return "".join(f"{line}\n" for line in lines)
 
-    def _head(self, metric: Metric) -> None:
-        if metric.name in self._written:
-            raise ValueError(f"The metric {metric.name} was added twice.")
-        self._written.add(metric.name)
-        described = metric.help.replace("\\", r"\\").replace("\n", r"\n")
-        self._lines += [f"# HELP {metric.name} {described}", f"# TYPE {metric.name} {metric.kind}"]
+    def values_of(self, metric: Metric) -> list[str]:
+        """Return the values of the first label of a metric."""
+        return [values[0] for known, samples in self._families if known == metric for values in samples]
+
+    def document(self) -> list[dict[str, Any]]:
+        """Return the samples as plain values for JSON."""
+        return [
+            {
+                "name": metric.name,
+                "type": metric.kind,
+                "help": metric.help,
+                "samples": [
+                    {"labels": dict(zip(metric.labels, values, strict=True)), "value": _plain(found)}
+                    for values, found in samples.items()
+                ],
+            }
+            for metric, samples in self._families
+        ]
+
+
+def _plain(found: float | Histogram) -> Any:
+    if isinstance(found, Histogram):
+        return {"bounds_s": list(found.bounds_s), "counts": found.counts, "sum_s": found.sum_s}
+    return found
+
+
+def _lines(metric: Metric, values: tuple[str, ...], found: float | Histogram) -> Iterator[str]:
+    if not isinstance(found, Histogram):
+        yield f"{metric.name}{_labels(metric.labels, values)} {_number(found)}"
+        return
+    total = 0
+    for bound, count in zip((*found.bounds_s, math.inf), found.counts, strict=True):
+        total += count
+        labels = _labels((*metric.labels, "le"), (*values, _number(bound)))
+        yield f"{metric.name}_bucket{labels} {total}"
+    labels = _labels(metric.labels, values)
+    yield f"{metric.name}_sum{labels} {_number(found.sum_s)}"
+    yield f"{metric.name}_count{labels} {total}"
 
 
 def _labels(names: Sequence[str], values: Sequence[str]) -> str:
@@ -81,7 +112,7 @@ def _labels(names: Sequence[str], values: Sequence[str]) -> str:
 
 
 def _escaped(value: str) -> str:
-    text = value.encode("utf-8", "replace").decode()
+    text = visible(value.encode("utf-8", "replace").decode())  # people read metrics on terminals
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
@@ -91,17 +122,13 @@ def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
 
 
-class BoundedNames:
-    """Keeps the number of different values of a label bounded: the first names are kept, and all others are `other`."""
-
-    def __init__(self, *, most: int = MOST_NAMES) -> None:
-        self._most = most
-        self._known: set[str] = set()
-
-    def name(self, name: str) -> str:
-        """Return the name, or `other` if too many other names are known."""
-        if name not in self._known:
-            if len(self._known) >= self._most:
-                return OTHER
-            self._known.add(name)
-        return name
+def bounded(
+    samples: Mapping[Labels, Value], add: Callable[[Value, Value], Value], *, most: int = MOST_NAMES
+) -> dict[tuple[str, ...], Value]:
+    """Return the samples with at most `most` different values of the first label. `add` joins the samples of all others, under `other`."""
+    kept = set(sorted({values[0] for values in samples})[:most])
+    found: dict[tuple[str, ...], Value] = {}
+    for values, value in samples.items():
+        place = values if values[0] in kept else (OTHER, *values[1:])
+        found[place] = add(found[place], value) if place in found else value
+    return found
