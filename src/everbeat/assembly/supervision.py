@@ -26,11 +26,12 @@ def run_supervisor(
     lock: TreeLock | None,
     first: ChildProcess | None,
     probes: Probes | None = None,
+    version: str = "",
 ) -> None:
     """Supervise worker processes, which `argv` starts, until SIGTERM or SIGINT arrives. Call this function in the main thread.
 
-    `first` is a worker process that is already running. `lock` is released and `probes` are closed at the end. Raises WorkerError or
-    DatabaseError if the workers cannot run.
+    `first` is a worker process that is already running. `lock` is released and `probes` are closed at the end. `version` is that of
+    everbeat. Raises WorkerError or DatabaseError if the workers cannot run.
     """
     environment = logging_environment()
     opened: list[OpenDatabase] = []
@@ -51,7 +52,7 @@ def run_supervisor(
             argv, supervise=supervision, environment=environment, hooks=hooks, first=first
         )
         if probes is not None:
-            supervisor.scope.start(probes.watch(supervisor), name="probes")
+            supervisor.scope.start(probes.watch(supervisor, version=version), name="probes")
         await supervisor.run()
 
     try:

@@ -26,12 +26,13 @@ def supervise(
     overrides: Mapping[str, Any] | None = None,
     probe: str | None = None,
     probe_file: str | None = None,
+    version: str = "",
 ) -> None:
     """Start and supervise workers of the app at `locator` until SIGTERM or SIGINT arrives. Call this function in the main thread.
 
     `overrides` replace settings of the app's WorkerConfig. `probe` is the address at which the supervisor answers probes, and
-    `probe_file` is a file that it touches while it is alive. Raises ConfigurationError if any of these is invalid, and WorkerError
-    or DatabaseError if the workers cannot run.
+    `probe_file` is a file that it touches while it is alive. `version` is that of everbeat. Raises ConfigurationError if any of these is
+    invalid, and WorkerError or DatabaseError if the workers cannot run.
     """
     changed = dict(overrides or {})
     WorkerConfig(**changed)  # reject invalid settings before any process is started
@@ -45,7 +46,7 @@ def supervise(
     first = _first_process(argv)
     with no_collection():
         run_supervisor = assembly.run_supervisor
-    run_supervisor(argv, lock=lock, first=first, probes=probes)
+    run_supervisor(argv, lock=lock, first=first, probes=probes, version=version)
 
 
 def _first_process(argv: tuple[str, ...]) -> ChildProcess | None:

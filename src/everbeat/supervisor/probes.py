@@ -6,54 +6,35 @@ import asyncio
 import logging
 import socket
 from collections.abc import MutableMapping
+from concurrent.futures import Future
+from importlib import import_module
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 from msgspec.structs import replace
 
+from everbeat.domain.metrics.text import CONTENT_TYPE
 from everbeat.domain.probes import ProbeVerdict, SupervisorFacts, liveness, readiness, startup
 from everbeat.errors import ConfigurationError, Problem
 from everbeat.runtime.http_server import JSON, HttpAnswer, HttpServer, Route, listen, shown_address
 from everbeat.runtime.service_manager import ServiceManager
 
 if TYPE_CHECKING:
-    from everbeat.supervisor.registration import Supervision
+    from everbeat.supervisor.metrics import ProcessMetrics
+    from everbeat.supervisor.supervisor import Supervisor
 
 _SAMPLE_EVERY_S: Final = 0.25
 _ACT_EVERY_S: Final = 1.0
 _SECOND_LOOK_S: Final = 1.0
 """How long a probe waits for the event loop before it reports that the loop stands still: a process that was suspended has just resumed."""
 _LOOK_EVERY_S: Final = 0.05
+_LOOP_WITHIN_S: Final = 2.0
 _WATCHDOG_SHARE: Final = 3
 _UNKNOWN_INTERVAL_S: Final = 30.0
 _STOPPING: Final = ("STOPPING=1", "STATUS=Draining.")
 _log = logging.getLogger("everbeat.supervisor")
-
-
-class ProbedSupervisor(Protocol):
-    """The interface of a supervisor that probes watch."""
-
-    @property
-    def supervision(self) -> Supervision | None:
-        """Return its presence in the database, or None before it registers."""
-        ...
-
-    @property
-    def is_stopping(self) -> bool:
-        """Return whether it drains."""
-        ...
-
-    @property
-    def was_ever_ready(self) -> bool:
-        """Return whether a worker process has ever been ready."""
-        ...
-
-    @property
-    def process_counts(self) -> tuple[int, int]:
-        """Return how many worker processes take tasks, and how many there should be."""
-        ...
 
 
 class Probes:
@@ -76,6 +57,9 @@ class Probes:
             "/readyz": lambda: _answer(readiness(self._facts, now=monotonic())),
             "/startupz": lambda: _answer(startup(self._facts)),
         }
+        self.routes["/metrics"] = self._scraped
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._metrics: ProcessMetrics | None = None
         self._listening = listening
         self._acts = (self._act, every_s) if acts else (None, None)
         self._server: HttpServer | None = None
@@ -100,12 +84,18 @@ class Probes:
         for each in self._listening:
             _log.info("probes_listening address=%s", shown_address(each))
 
-    async def watch(self, supervisor: ProbedSupervisor) -> None:
-        """Report the state of a supervisor to the thread until this coroutine is cancelled."""
+    async def watch(self, supervisor: Supervisor, *, version: str) -> None:
+        """Report the state of a supervisor to the thread until this coroutine is cancelled. `version` is that of everbeat."""
         beats, beat_at = -1, None
+        # This module is loaded before the first worker process starts, and the code of supervisors after it.
+        module = import_module("everbeat.supervisor.metrics")
+        self._metrics = module.ProcessMetrics(supervisor, supervisor.environment.events, version=version)
+        self._loop = asyncio.get_running_loop()
         try:
             while True:
                 now, supervision = monotonic(), supervisor.supervision
+                if supervision is not None and beats < 0:
+                    self._metrics.attach(supervision)
                 if supervision is not None and supervision.heartbeat.acknowledged != beats:
                     beats, beat_at = supervision.heartbeat.acknowledged, now
                 before, self._facts = self._facts, _facts_of(supervisor, at=now, beat_at=beat_at)
@@ -114,6 +104,8 @@ class Probes:
                 await asyncio.sleep(_SAMPLE_EVERY_S)
         finally:
             self._facts = replace(self._facts, has_ended=True)
+            self._loop = None
+            self._metrics.close()
 
     def liveness(self) -> ProbeVerdict:
         """Return whether the supervisor is alive, after a second look if its event loop seems to stand still. Called in the thread."""
@@ -124,6 +116,25 @@ class Probes:
             if verdict.ok or now >= deadline:
                 return verdict
             sleep(_LOOK_EVERY_S)
+
+    def _scraped(self) -> HttpAnswer:
+        """Return the metrics as the event loop sees them now. Called in the thread, which waits for the loop for a moment."""
+        loop, metrics = self._loop, self._metrics
+        text: Future[str] = Future()
+
+        def read() -> None:
+            try:
+                text.set_result("" if metrics is None else metrics.read().text())
+            except Exception as problem:  # noqa: BLE001 - raised in the thread
+                text.set_exception(problem)
+
+        try:
+            if loop is None:
+                raise TimeoutError
+            loop.call_soon_threadsafe(read)
+            return HttpAnswer(200, text.result(_LOOP_WITHIN_S), CONTENT_TYPE)
+        except (TimeoutError, RuntimeError):  # the loop stands still or is closed
+            return HttpAnswer(503, "The supervisor's event loop does not respond.\n")
 
     def close(self) -> None:
         """Stop the thread, close the port, and remove the file."""
@@ -166,7 +177,7 @@ class Probes:
             self._is_file_broken = False
 
 
-def _facts_of(supervisor: ProbedSupervisor, *, at: float, beat_at: float | None) -> SupervisorFacts:
+def _facts_of(supervisor: Supervisor, *, at: float, beat_at: float | None) -> SupervisorFacts:
     supervision = supervisor.supervision
     ready, processes = supervisor.process_counts
     return SupervisorFacts(

@@ -196,7 +196,10 @@ _log = logging.getLogger("everbeat.supervisor")
 
 
 class Heartbeat:
-    """A service that sends heartbeats for a supervisor and its workers, and forwards the replies to the workers."""
+    """A service that sends heartbeats for a supervisor and its workers, and forwards the replies to the workers.
+
+    `on_acknowledged` is called with the time that each written heartbeat took, in seconds.
+    """
 
     name = "heartbeat"
 
@@ -206,6 +209,7 @@ class Heartbeat:
         self.is_quiet = False
         self.failures = 0
         self.acknowledged = 0
+        self.on_acknowledged: Callable[[float], object] = float
         self._session = session
         self._supervisor = supervisor
 
@@ -240,6 +244,7 @@ class Heartbeat:
             await self._supervisor.come_back(supervisor_id)
             return 0.0
         self.acknowledged += 1
+        self.on_acknowledged(self._supervisor.environment.clock.monotonic() - asked_at)
         _pass_on(answer, beating, holders, sent_at=asked_at)
         if self.is_quiet is not answer.quiet:
             self.is_quiet = answer.quiet

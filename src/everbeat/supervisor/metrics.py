@@ -1,0 +1,91 @@
+"""The metrics of one supervisor and its worker processes, from their memory. They are collected only if they are served."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from typing import Final
+
+from everbeat.domain.metrics import names
+from everbeat.domain.metrics.text import Histogram, MetricsText
+from everbeat.domain.series import CLASS_BOUNDS_S
+from everbeat.maintenance.scheduler import TicksDecided
+from everbeat.recovering.orders import AGE, CHILD_EXIT, SESSION, STARTUP
+from everbeat.runtime.events import Event, EventBus, TaskRecovered, WorkerExited
+from everbeat.store import migrations
+from everbeat.supervisor.registration import Supervision
+from everbeat.supervisor.supervisor import Supervisor
+
+NOTICED_BY: Final = (CHILD_EXIT, SESSION, AGE, STARTUP)
+_RECOVERIES: Final = [
+    *(("CLAIMED", way, "requeue") for way in NOTICED_BY),
+    *(("RUNNING", way, action) for way in NOTICED_BY for action in ("retry", "fail")),
+]
+"""The usual combinations, which are present from the start. Prometheus does not see the first increase of a series that was absent."""
+_OUTCOMES: Final = ("sent", "skipped", "missed")
+_IN_ORDER: Final = ("true", "false")
+_COUNTED: Final = (TaskRecovered, WorkerExited, TicksDecided)
+
+
+class ProcessMetrics:
+    """Counts what a supervisor does, and reads the rest from it. All methods are called on its event loop."""
+
+    def __init__(self, supervisor: Supervisor, events: EventBus, *, version: str) -> None:
+        self._supervisor = supervisor
+        self._version = version
+        self._beats = Histogram.empty(CLASS_BOUNDS_S)
+        self._recoveries: Counter[tuple[str, ...]] = Counter(dict.fromkeys(_RECOVERIES, 0))
+        self._notices = {(way,): Histogram.empty(CLASS_BOUNDS_S) for way in NOTICED_BY}
+        self._exits = Counter(dict.fromkeys(((each,) for each in _IN_ORDER), 0))
+        self._ticks = Counter(dict.fromkeys(((each,) for each in _OUTCOMES), 0))
+        self._unsubscribe = events.subscribe(self._count, listens=lambda kind: issubclass(kind, _COUNTED))
+
+    def attach(self, supervision: Supervision) -> None:
+        """Count the heartbeats of this supervision."""
+        supervision.heartbeat.on_acknowledged = self._beats.observe
+
+    def close(self) -> None:
+        """Stop counting."""
+        self._unsubscribe()
+
+    def _count(self, event: Event) -> None:
+        match event:
+            case TaskRecovered(from_state=was, noticed_by=way, action=action, noticed_after_s=after_s):
+                self._recoveries[was, way, action] += 1
+                self._notices.setdefault((way,), Histogram.empty(CLASS_BOUNDS_S)).observe(after_s)
+            case WorkerExited(in_order=in_order):
+                self._exits[(str(in_order).lower(),)] += 1
+            case TicksDecided(sent=sent, skipped=skipped, missed=missed):
+                self._ticks.update({("sent",): sent, ("skipped",): skipped, ("missed",): missed})
+            case _:
+                pass
+
+    def read(self) -> MetricsText:
+        """Return the metrics now."""
+        found = MetricsText()
+        newest = migrations.known_migrations()[-1].version
+        found.add(names.BUILD_INFO, {(self._version, str(newest), platform.python_version()): 1})
+        supervision = self._supervisor.supervision
+        ready, wanted = self._supervisor.process_counts
+        found.add(names.PROCESSES, {("ready",): ready, ("wanted",): wanted})
+        found.add(names.PROCESS_EXITS, self._exits)
+        is_up = supervision is not None and supervision.outages.reason is None
+        found.add(names.DATABASE_UP, float(is_up))
+        found.add(names.BEAT_WRITE_SECONDS, {(): self._beats})
+        found.add(names.BEATS_FAILED, 0 if supervision is None else supervision.heartbeat.failures)
+        self._add_slots(found)
+        found.add(names.RECOVERIES, self._recoveries)
+        found.add(names.NOTICE_SECONDS, self._notices)
+        found.add(names.SCHEDULE_TICKS, self._ticks)
+        return found
+
+    def _add_slots(self, found: MetricsText) -> None:
+        supervision = self._supervisor.supervision
+        ticks = (
+            []
+            if supervision is None
+            else [each.tick for each in supervision.workers if each.tick is not None]
+        )
+        running, slots = sum(tick.running for tick in ticks), sum(tick.slots for tick in ticks)
+        found.add(names.SLOTS, {("busy",): running, ("free",): max(0, slots - running)})
+        found.add(names.LOOP_LAG_SECONDS, max((tick.loop_lag_ms for tick in ticks), default=0.0) / 1_000)

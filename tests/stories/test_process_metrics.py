@@ -1,0 +1,92 @@
+"""A supervisor serves the metrics of its processes. The parser of the Prometheus client reads them, and they equal what happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import urllib.error
+import urllib.request
+from types import ModuleType
+
+import pytest
+
+from everbeat.domain.metrics.text import CONTENT_TYPE
+from tests.domain.test_metrics import samples
+from tests.stories.scenario import FAST, Scenario, Tree
+from tests.stories.test_probes import free_port
+
+pytestmark = pytest.mark.story
+
+Found = dict[str, dict[tuple[tuple[str, str], ...], float]]
+
+
+def value(found: Found, name: str, **labels: str) -> float:
+    return found[name][tuple(sorted(labels.items()))]
+
+
+class Scraped:
+    """A tree whose metrics are read over HTTP."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.port = free_port()
+        self.tree: Tree = scenario.ready_tree(
+            recovery=FAST, worker={"async_concurrency": 4}, options=("--probe", f"127.0.0.1:{self.port}")
+        )
+
+    def read(self) -> Found:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
+            assert answer.headers["Content-Type"] == CONTENT_TYPE
+            return samples(answer.read().decode())
+
+
+def test_the_metrics_of_a_supervisor_equal_what_happened_in_its_processes(
+    scenario: Scenario, sample_tasks: ModuleType
+) -> None:  # O5
+    scraped = Scraped(scenario)
+    before = scraped.read()
+    assert (
+        value(before, "everbeat_recoveries_total", was="RUNNING", noticed_by="child_exit", action="retry")
+        == 0
+    )
+    assert value(before, "everbeat_process_exits_total", in_order="false") == 0
+    assert value(before, "everbeat_schedule_ticks_total", outcome="missed") == 0
+    assert value(before, "everbeat_database_up") == 1
+    assert value(before, "everbeat_beats_failed_total") == 0
+
+    sent = sample_tasks.wait_for_on_crash.send("go")
+    scenario.until(scenario.started(sent.id), within=20, what="it runs")
+    scenario.until(
+        lambda: value(scraped.read(), "everbeat_slots", state="busy") == 1, within=20, what="a slot is busy"
+    )
+    (worker,) = scenario.workers(scraped.tree)
+    os.kill(worker["pid"], signal.SIGKILL)
+    scenario.until(scenario.started(sent.id, 2), within=20, what="it runs again")
+    scenario.open_gate("go")
+    scenario.until(scenario.state_is(sent.id, "COMPLETED"), within=20, what="it is done")
+
+    found = scraped.read()
+    (recovery,) = scenario.recoveries()
+    assert (
+        value(
+            found,
+            "everbeat_recoveries_total",
+            was="RUNNING",
+            noticed_by="child_exit",
+            action=recovery["action"],
+        )
+        == 1
+    )
+    assert sum(found["everbeat_recoveries_total"].values()) == 1
+    assert value(found, "everbeat_notice_seconds_count", noticed_by="child_exit") == 1
+    assert value(found, "everbeat_notice_seconds_sum", noticed_by="child_exit") < 3
+    assert value(found, "everbeat_process_exits_total", in_order="false") == 1
+    assert (
+        value(found, "everbeat_processes", state="ready")
+        == value(found, "everbeat_processes", state="wanted")
+        == 1
+    )
+    (beat,) = scenario.query(
+        "select max(beat_seq) as seq from {schema}.supervisors where pid = %s", scraped.tree.pid
+    )
+    assert 1 <= value(found, "everbeat_beat_write_seconds_count") <= beat["seq"] + 1
+    assert value(found, "everbeat_loop_lag_seconds") >= 0
