@@ -17,6 +17,8 @@ from tests.stories.test_probes import free_port
 
 pytestmark = pytest.mark.story
 
+AGAIN = {"queue": "default", "task": "wait_for_on_crash"}
+OUTCOMES = ("completed", "failed", "retried", "cancelled", "suspended", "released", "crashed", "lost")
 Found = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
 
@@ -53,10 +55,17 @@ def test_the_metrics_of_a_supervisor_equal_what_happened_in_its_processes(
     assert value(before, "everbeat_database_up") == 1
     assert value(before, "everbeat_beats_failed_total") == 0
 
+    for each in [sample_tasks.quick.send(n) for n in range(20)]:
+        each.result(timeout=30)
     sent = sample_tasks.wait_for_on_crash.send("go")
     scenario.until(scenario.started(sent.id), within=20, what="it runs")
     scenario.until(
         lambda: value(scraped.read(), "everbeat_slots", state="busy") == 1, within=20, what="a slot is busy"
+    )
+    scenario.until(
+        lambda: sum(scraped.read()["everbeat_attempts_started_total"].values()) == 21,
+        within=20,
+        what="the supervisor has the worker's counts",
     )
     (worker,) = scenario.workers(scraped.tree)
     os.kill(worker["pid"], signal.SIGKILL)
@@ -64,7 +73,33 @@ def test_the_metrics_of_a_supervisor_equal_what_happened_in_its_processes(
     scenario.open_gate("go")
     scenario.until(scenario.state_is(sent.id, "COMPLETED"), within=20, what="it is done")
 
+    def has_all() -> bool:
+        return sum(scraped.read()["everbeat_attempts_started_total"].values()) == len(
+            scenario.effects("start")
+        )
+
+    scenario.until(has_all, within=20, what="each start is counted")
+    scenario.until(
+        lambda: value(scraped.read(), "everbeat_attempts_ended_total", **AGAIN, outcome="completed") == 1,
+        within=20,
+        what="the second attempt is counted",
+    )
     found = scraped.read()
+    assert value(found, "everbeat_attempts_started_total", queue="default", task="quick") == 20
+    assert value(found, "everbeat_attempts_started_total", **AGAIN) == 2
+    (first, _) = scenario.attempts(sent.id)
+    ended = {
+        outcome: value(found, "everbeat_attempts_ended_total", **AGAIN, outcome=outcome)
+        for outcome in OUTCOMES
+    }
+    assert ended == dict.fromkeys(OUTCOMES, 0) | {"completed": 1, first["outcome"].lower(): 1}
+    assert (
+        value(found, "everbeat_attempts_ended_total", queue="default", task="quick", outcome="completed")
+        == 20
+    )
+    assert value(found, "everbeat_task_run_seconds_count", queue="default", task="quick") == 20
+    assert value(found, "everbeat_task_wait_seconds_count", queue="default") == 22
+    assert value(found, "everbeat_tasks_expired_total", queue="default", task="quick") == 0
     (recovery,) = scenario.recoveries()
     assert (
         value(

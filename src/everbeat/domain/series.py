@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
@@ -114,6 +114,10 @@ class RateCounter:
         taken, self._counts = self._counts, {}
         return list(taken.values())
 
+    def waiting(self) -> list[RateCounts]:
+        """Return the counts that the next call of `take` will return."""
+        return list(self._counts.values())
+
     def _new(self, queue: str, name: str) -> RateCounts:
         counts = self._counts[queue, name] = RateCounts(queue, name)
         return counts
@@ -128,10 +132,11 @@ class RateBook:
     def __init__(self, *, most_names: int = MOST_NAMES, most_queues: int = MOST_QUEUES) -> None:
         self._minutes: dict[datetime, dict[tuple[str, str], RateCounts]] = {}
         self._changed: dict[tuple[datetime, str, str], None] = {}
+        self._totals: dict[tuple[str, str], RateCounts] = {}
         self._most = {"name": most_names, "queue": most_queues}
         self._known: dict[str, set[str]] = {"name": set(), "queue": set()}
 
-    def add(self, minute: datetime, counts: Iterable[RateCounts]) -> None:
+    def add(self, minute: datetime, counts: Collection[RateCounts]) -> None:
         """Add counts to a minute."""
         rows = self._minutes.setdefault(minute, {})
         for each in counts:
@@ -140,6 +145,7 @@ class RateBook:
                 row = rows[queue, name] = RateCounts(queue, name)
             row.add(each)
             self._changed[minute, queue, name] = None
+        self._join(self._totals, counts)
 
     def take_changed(self, most: int) -> list[Mapping[str, Any]]:
         """Return up to `most` rows that have changed and mark them as written. Each is a mapping with the columns of `rates`."""
@@ -158,6 +164,18 @@ class RateBook:
         """Drop the minutes that the database does not accept."""
         self._minutes = {minute: rows for minute, rows in self._minutes.items() if before <= minute <= after}
         self._changed = {key: None for key in self._changed if key[0] in self._minutes}
+
+    def totals(self, *more: Iterable[RateCounts]) -> list[RateCounts]:
+        """Return the counts of all minutes, also of those that were dropped, together with `more` counts."""
+        joined: dict[tuple[str, str], RateCounts] = {}
+        for counts in (self._totals.values(), *more):
+            self._join(joined, counts)
+        return list(joined.values())
+
+    def _join(self, into: dict[tuple[str, str], RateCounts], counts: Iterable[RateCounts]) -> None:
+        for each in counts:
+            key = self._limited("queue", each.queue), self._limited("name", each.name)
+            into.setdefault(key, RateCounts(*key)).add(each)
 
     def _limited(self, kind: str, value: str) -> str:
         known = self._known[kind]

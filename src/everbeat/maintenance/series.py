@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
-from everbeat.domain.series import RateBook
+from everbeat.domain.series import RateBook, RateCounts
 from everbeat.errors import DatabaseError
 from everbeat.recovering.observer import RecoveryEnvironment
 from everbeat.runtime.identity import new_id
@@ -43,6 +43,7 @@ class RatesWriter:
         self._counter = environment.rates
         self._clock = environment.clock
         self._book = RateBook()
+        self._in_hand: list[RateCounts] = []
         self._id = new_id()
         self._now: datetime | None = None
         self._now_at = self._taken_at = self._clock.monotonic()
@@ -62,11 +63,14 @@ class RatesWriter:
         """Write the counts since the last write, and those that have not been written before because of an error."""
         since, self._taken_at = self._taken_at, self._clock.monotonic()
         if counts := self._counter.take():
+            self._in_hand = counts
             try:
                 now = await self._database_time(patience_s)
             except BaseException:
                 self._counter.add(counts)
                 raise
+            finally:
+                self._in_hand = []
             # Half of the time since the last tick has passed before the middle of the counts. A tick follows the end of each minute.
             middle = now - timedelta(seconds=(self._taken_at - since) / 2)
             self._book.add(_minute(middle), counts)
@@ -81,6 +85,10 @@ class RatesWriter:
                 self._book.put_back(rows)
                 raise
             self._set_time(answer.now)
+
+    def totals(self) -> list[RateCounts]:
+        """Return all counts since the start, written or not. No count is missing or double at any moment, so the numbers never fall."""
+        return self._book.totals(self._in_hand, self._counter.waiting())
 
     async def _database_time(self, patience_s: float) -> datetime:
         """Return the database's time. It is read only if the last reply is old, because a machine in standby stops this process's clock."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from typing import Final
+from collections.abc import Sequence
+from operator import add
+from typing import Final, get_args
 
 from everbeat.domain.metrics import names
-from everbeat.domain.metrics.text import Histogram, MetricsText
-from everbeat.domain.series import CLASS_BOUNDS_S
+from everbeat.domain.metrics.text import Histogram, MetricsText, bounded
+from everbeat.domain.series import CLASS_BOUNDS_S, AttemptResult, RateCounts
 from everbeat.maintenance.scheduler import TicksDecided
 from everbeat.recovering.orders import AGE, CHILD_EXIT, SESSION, STARTUP
 from everbeat.runtime.events import Event, EventBus, TaskRecovered, WorkerExited
@@ -22,6 +24,7 @@ _RECOVERIES: Final = [
     *(("RUNNING", way, action) for way in NOTICED_BY for action in ("retry", "fail")),
 ]
 """The usual combinations, which are present from the start. Prometheus does not see the first increase of a series that was absent."""
+_RESULTS: Final[tuple[str, ...]] = get_args(AttemptResult)
 _OUTCOMES: Final = ("sent", "skipped", "missed")
 _IN_ORDER: Final = ("true", "false")
 _COUNTED: Final = (TaskRecovered, WorkerExited, TicksDecided)
@@ -74,6 +77,7 @@ class ProcessMetrics:
         found.add(names.BEAT_WRITE_SECONDS, {(): self._beats})
         found.add(names.BEATS_FAILED, 0 if supervision is None else supervision.heartbeat.failures)
         self._add_slots(found)
+        _add_attempts(found, [] if supervision is None else supervision.rates.totals())
         found.add(names.RECOVERIES, self._recoveries)
         found.add(names.NOTICE_SECONDS, self._notices)
         found.add(names.SCHEDULE_TICKS, self._ticks)
@@ -89,3 +93,18 @@ class ProcessMetrics:
         running, slots = sum(tick.running for tick in ticks), sum(tick.slots for tick in ticks)
         found.add(names.SLOTS, {("busy",): running, ("free",): max(0, slots - running)})
         found.add(names.LOOP_LAG_SECONDS, max((tick.loop_lag_ms for tick in ticks), default=0.0) / 1_000)
+
+
+def _add_attempts(found: MetricsText, totals: Sequence[RateCounts]) -> None:
+    by_task = {(each.queue, each.name): each for each in totals}
+    found.add(names.ATTEMPTS_STARTED, bounded({key: each.started for key, each in by_task.items()}, add))
+    ended = {(*key, result): getattr(each, result) for key, each in by_task.items() for result in _RESULTS}
+    found.add(names.ATTEMPTS_ENDED, bounded(ended, add))
+    found.add(names.TASKS_EXPIRED, bounded({key: each.expired for key, each in by_task.items()}, add))
+    waits: dict[tuple[str], Histogram] = {}
+    for each in totals:
+        waited = Histogram(CLASS_BOUNDS_S, each.waits, each.wait_s)
+        waits[(each.queue,)] = waits[(each.queue,)].plus(waited) if (each.queue,) in waits else waited
+    found.add(names.TASK_WAIT_SECONDS, bounded(waits, Histogram.plus))
+    runs = {key: Histogram(CLASS_BOUNDS_S, each.runs, each.run_s) for key, each in by_task.items()}
+    found.add(names.TASK_RUN_SECONDS, bounded(runs, Histogram.plus))

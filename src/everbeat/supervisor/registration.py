@@ -54,8 +54,7 @@ REPORTED_AFTER_S: Final = 3.0
 class Outages:
     """Reports database outages from the results of several sessions.
 
-    An outage lasts while any session is failing, because one session might be able to read while another cannot write. `reason` is
-    the last problem while a session is failing, or None.
+    An outage lasts while any session fails, because one session might read while another cannot write. `reason`: its last problem.
     """
 
     def __init__(self, *, events: EventBus, clock: Clock) -> None:
@@ -82,8 +81,6 @@ class Outages:
             self._events.emit(DatabaseUnreachable(reason=str(problem)))
 
 
-_FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 1.0
 _log = logging.getLogger("everbeat.supervisor")
 
 
@@ -101,7 +98,7 @@ class SessionLock:
 
     async def keep(self, supervisor_id: str, lock_key: int) -> None:
         """Hold the lock until this coroutine is cancelled or the supervisor's row has ended."""
-        backoff = Backoff(first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
+        backoff = Backoff(first_s=0.05, longest_s=1.0)
         while True:
             try:
                 connection = await self._session.open()
@@ -214,7 +211,7 @@ class Supervision:
         self._scheduler = self._runner(Scheduler(self.recovery, pace_s=self._pace_s))
         self._declarations = Declarations(self.recovery, on_change=self._scheduler.wake_now)
         self._declarations_runner = self._runner(self._declarations)
-        self._rates = RatesWriter(self.recovery)
+        self.rates = RatesWriter(self.recovery)
         self.services = self._services_with(recoverer, slot=slot)
 
     def _services_with(self, recoverer: Recoverer, *, slot: str | None) -> list[Service]:
@@ -241,7 +238,7 @@ class Supervision:
             Snapshots(recovery, self),
             HistoryKeeper(recovery, open_spare=self._open_spare),
             Pruner(recovery, open_spare=self._open_spare),
-            self._rates,
+            self.rates,
             DepthSampler(recovery, pace_s=self._pace_s),
         ]
         return services
@@ -358,7 +355,7 @@ class Supervision:
         is_known_to_end = not self._is_open
         try:
             if self._is_open:
-                await self._rates.flush()
+                await self.rates.flush()
                 end = workers.end_supervisor(self.supervisor_id, how="left")
                 await self.session.run(end, patience_s=_END_PATIENCE_S)
                 is_known_to_end = True

@@ -118,6 +118,12 @@ ATTEMPTS_ENDED: Final = Metric(
     "Attempts that ended, by outcome.",
     ("queue", "task", "outcome"),
 )
+TASKS_EXPIRED: Final = Metric(
+    "everbeat_tasks_expired_total",
+    "counter",
+    "Tasks that expired before an attempt started.",
+    ("queue", "task"),
+)
 TASK_WAIT_SECONDS: Final = Metric(
     "everbeat_task_wait_seconds", "histogram", "The time from due to started.", ("queue",)
 )

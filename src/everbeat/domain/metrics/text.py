@@ -36,6 +36,11 @@ class Histogram(Struct):
         self.counts[next((n for n, bound in enumerate(self.bounds_s) if seconds <= bound), -1)] += 1
         self.sum_s += seconds
 
+    def plus(self, other: Histogram) -> Histogram:
+        """Return the sum of two histograms with the same classes."""
+        counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        return Histogram(self.bounds_s, counts, self.sum_s + other.sum_s)
+
 
 class MetricsText:
     """Collects samples, and writes them as text or as a document."""
