@@ -1,4 +1,4 @@
-"""The totals of a tree never fall, whatever is taken, put back, written or dropped in between."""
+"""The totals of a tree never fall when counts are taken, put back, written or dropped."""
 
 from __future__ import annotations
 
