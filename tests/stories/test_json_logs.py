@@ -110,6 +110,40 @@ def test_every_log_line_is_json_through_failures_deaths_stalls_and_a_stop(
     scenario.until(lambda: all(map(is_gone, helpers)), within=30, what="the pump ends with the tree")
 
 
+def test_each_line_of_user_code_names_its_task_on_the_loop_in_a_thread_and_in_a_task_process(
+    scenario: Scenario, talkative: ModuleType
+) -> None:  # O8
+    tree = scenario.ready_tree(program="talkative", options=JSON)
+    (worker,) = scenario.workers(tree)
+    sent = {
+        word: task.send(word)
+        for task in (talkative.say_async, talkative.say_in_thread, talkative.say_apart)
+        for word in (f"{task.name} first", f"{task.name} second")
+    }
+    for each in sent.values():
+        scenario.until(scenario.state_is(each.id, "COMPLETED"), within=30, what="it has spoken", tree=tree)
+    assert tree.stop() == 0
+    found = lines(tree)
+    assert tree.log.read_bytes().endswith(b"\n")
+    assert all(each.keys() >= ALWAYS for each in found)
+    said = {each["message"].partition("\n")[0]: each for each in found if each["logger"] == "shop.said"}
+    assert said.keys() == sent.keys()
+    for word, handle in sent.items():
+        assert said[word]["message"] == f"{word}\nin two lines"
+        assert said[word]["fields"] == {
+            "task_id": str(handle.id),
+            "task_name": word.split()[0],
+            "attempt": 1,
+            "worker_id": worker["id"],
+        }
+        is_apart = word.startswith("say_apart")
+        assert (said[word]["pid"] == worker["pid"]) is not is_apart
+    pids = {each["pid"] for each in found}
+    assert {tree.pid, worker["pid"]} < pids, (
+        "the supervisor, the worker process and task processes have written"
+    )
+
+
 def test_the_last_log_lines_of_a_killed_tree_arrive_and_its_log_pump_ends(
     scenario: Scenario, talkative: ModuleType
 ) -> None:  # J10

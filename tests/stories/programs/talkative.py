@@ -37,6 +37,21 @@ def talk() -> None:
     raise ValueError("two\nlines")
 
 
+@app.task
+async def say_async(word: str) -> None:
+    logging.getLogger("shop.said").warning("%s\nin two lines", word)
+
+
+@app.task
+def say_in_thread(word: str) -> None:
+    logging.getLogger("shop.said").warning("%s\nin two lines", word)
+
+
+@app.task(run_in="process")
+def say_apart(word: str) -> None:
+    logging.getLogger("shop.said").warning("%s\nin two lines", word)
+
+
 @app.task(run_in="process", stall_timeout="1s")
 def stall(ctx: Context) -> None:
     ctx.progress("begins")
