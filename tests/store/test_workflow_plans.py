@@ -13,8 +13,8 @@ from psycopg import sql
 
 from everbeat.domain.workflow.graph import Edge, Graph
 from everbeat.domain.workflow.states import WorkflowRetryPlan, WorkflowVerdict
+from everbeat.store import inspection, workflows
 from everbeat.store import workflow_control as control
-from everbeat.store import workflows
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
 from everbeat.store.user_connection.drivers import numbered
@@ -123,6 +123,13 @@ def test_the_end_of_one_of_10_000_parents_reads_as_few_pages_as_that_of_one_of_f
     """The cost of a wide fan-in is linear: the end of one of 10,000 parents needs one lookup."""
     loaded.check_plan(workflows.absorb([loaded.wide], limit=1), by="worker", pages=150)
     loaded.check_plan(workflows.resolve([(loaded.wide, 1)]), by="worker", pages=60)
+
+
+def test_counting_live_workflows_reads_none_that_have_ended(loaded: Loaded) -> None:  # O5
+    loaded.check_plan(inspection.live_workflows(most=1_000), by="client", pages=1_100)
+    counted = loaded.db.run(inspection.live_workflows())
+    assert counted == {"RUNNING": 2_001}
+    assert loaded.db.run(inspection.live_workflows(most=100)) == {"RUNNING": 100}
 
 
 LARGE = (

@@ -17,7 +17,10 @@ pytestmark = pytest.mark.story
 OFF = {**FAST, **BY_AGE, "auto_requeue_stale_claimed": False, "auto_fail_stale_running": False}
 
 
-@pytest.mark.parametrize("configured", [FAST, OFF], ids=["recovery on in the app", "recovery off in the app"])
+@pytest.mark.parametrize(
+    "configured",
+    [pytest.param(FAST, id="on in the app", marks=pytest.mark.long), pytest.param(OFF, id="off in the app")],
+)
 def test_overdue_leases_are_counted_while_recovery_is_off_and_none_when_it_is_on(
     scenario: Scenario, sample_tasks: ModuleType, configured: dict[str, object]
 ) -> None:  # O5

@@ -84,6 +84,10 @@ def test_the_metrics_of_a_supervisor_equal_what_happened_in_its_processes(
         within=20,
         what="the second attempt is counted",
     )
+    stored = "select coalesce(sum(started), 0) as started from {schema}.rates"
+    scenario.until(
+        lambda: scenario.query(stored)[0]["started"] == 22, within=30, what="the counts are written"
+    )
     found = scraped.read()
     assert value(found, "everbeat_attempts_started_total", queue="default", task="quick") == 20
     assert value(found, "everbeat_attempts_started_total", **AGAIN) == 2
