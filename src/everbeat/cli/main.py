@@ -59,6 +59,7 @@ COMMANDS: Final = {
         "Explain why a task, a workflow or a schedule is not running.",
     ),
     "doctor": ("everbeat.cli.doctor", "Check the database and the workers, and suggest fixes."),
+    "top": ("everbeat.cli.top", "Watch the trees, the rates and the recoveries in the terminal."),
     "metrics": ("everbeat.cli.metrics", "Print or serve the metrics of the cluster for Prometheus."),
     "sweep": ("everbeat.cli.maintenance", "Recover the tasks of dead workers now."),
     "prune": ("everbeat.cli.maintenance", "Delete records that are past their retention now."),

@@ -95,7 +95,7 @@ def _quiet_line(tree: QuietTree, *, was_quiet: bool) -> str:
     return f"{name} claims again." if was_quiet else f"{name} was not quiet."
 
 
-def _liveness(one: WorkerInfo | SupervisorInfo, *, ended: str | None) -> Text:
+def liveness(one: WorkerInfo | SupervisorInfo, *, ended: str | None) -> Text:
     """Return the state in one word. `ended` says how the worker or supervisor ended."""
     if one.ended_at is not None:
         return Text("ended" if ended is None else f"ended ({ended})", style="dim")
@@ -110,7 +110,8 @@ def _liveness(one: WorkerInfo | SupervisorInfo, *, ended: str | None) -> Text:
     return Text("live", style="green") if one.quiet_since is None else Text("quiet", style="yellow")
 
 
-def _beat_age(one: WorkerInfo | SupervisorInfo) -> Column:
+def beat_age(one: WorkerInfo | SupervisorInfo) -> Column:
+    """Return the age of the last heartbeat as a column."""
     silent_s = (SystemClock().wall() - one.last_heartbeat_at).total_seconds()
     return Column("LAST BEAT", f"{duration(max(0.0, silent_s))} ago", is_number=True)
 
@@ -125,10 +126,10 @@ def _show_supervisors(found: Sequence[SupervisorInfo], *, ids: ShortIds) -> None
             Column("SUPERVISOR", ids.party(each.supervisor_id)),
             Column("HOST", each.hostname, drop=2),
             Column("PID", str(each.pid)),
-            Column("STATE", _liveness(each, ended=each.ended_how)),
+            Column("STATE", liveness(each, ended=each.ended_how)),
             Column("STARTED", moment(each.started_at), drop=1),
             Column("PROCESSES", _processes(each)),
-            _beat_age(each),
+            beat_age(each),
         )
         for each in found
     )
@@ -262,12 +263,12 @@ def _worker(worker: WorkerInfo, snapshot: WorkerStateInfo | None, *, ids: ShortI
         Column("WORKER", ids.party(worker.worker_id)),
         Column("HOST", worker.hostname, drop=8),
         Column("PID", str(worker.pid)),
-        Column("STATE", _liveness(worker, ended=worker.ended_cause or worker.ended_how)),
+        Column("STATE", liveness(worker, ended=worker.ended_cause or worker.ended_how)),
         Column("QUEUES", queues, drop=3, is_text=True),
         Column("CLAIMED", str(worker.claimed), drop=2, is_number=True),
         Column("RUNNING", str(worker.running), drop=1, is_number=True),
         *_load(snapshot, rss=6, cpu=7, lag=4, nats=5),
-        _beat_age(worker),
+        beat_age(worker),
     )
 
 

@@ -56,16 +56,13 @@ def cluster_metrics(
     pauses = yield from ask(tasks.pauses())
     _, served = yield from ask(diagnosis.known_names(stale_ms=stale_ms))
     paused_queues = {each.name for each in pauses if each.kind == "queue"}
-    depths = yield from _depths()
+    depths = yield from queue_depths()
     _add_queues(found, depths, known={*known_queues, *served, *paused_queues}, pauses=pauses)
     now = yield from ask(inspection.read_clock())
     trees = yield from ask(inspection.supervisors(stale_ms=stale_ms, ended_too=False, limit=MOST_PROCESSES))
     workers = yield from ask(inspection.workers(stale_ms=stale_ms, ended_too=False, limit=MOST_PROCESSES))
     _add_processes(found, trees, workers, now_s=now.timestamp())
-    rules = lasting_rules(config)
-    margin_ms = SWEEPS_MISSED * rules.check_interval_ms
-    overdue = yield from ask(diagnosis.unswept(rules, margin_ms=margin_ms, stale_ms=stale_ms))
-    found.add(names.LEASES_OVERDUE, overdue.silent + overdue.ended)
+    found.add(names.LEASES_OVERDUE, (yield from overdue_leases(config)))
     turns = yield from ask(inspection.turns())
     found.add(names.LAST_LOOK, {(service,): at for service, at in turns})
     suspects = yield from ask(diagnosis.suspects())
@@ -87,6 +84,15 @@ def add_build_info(found: MetricsText, *, version: str) -> None:
     found.add(names.BUILD_INFO, {(version, str(newest), platform.python_version()): 1})
 
 
+def overdue_leases(config: RecoveryConfig) -> Plan[int]:
+    """Count the leases of dead workers that should have been recovered already."""
+    rules = lasting_rules(config)
+    margin_ms = SWEEPS_MISSED * rules.check_interval_ms
+    statement = diagnosis.unswept(rules, margin_ms=margin_ms, stale_ms=config.claimed_stale_threshold_ms)
+    found = yield from ask(statement)
+    return found.silent + found.ended
+
+
 def lasting_rules(config: RecoveryConfig) -> SilenceRules:
     """Return the rules of recovery as if it were on. A lease of a dead worker is overdue even if recovery was switched off."""
     return replace(
@@ -96,7 +102,7 @@ def lasting_rules(config: RecoveryConfig) -> SilenceRules:
     )
 
 
-def _depths() -> Plan[Sequence[DepthBucket]]:
+def queue_depths() -> Plan[Sequence[DepthBucket]]:
     """Return the last sample of the queues, or count now if no supervisor samples: that is when the counts matter most."""
     sample = yield from ask(series.latest_depths())
     if sample.age_s is not None and sample.age_s <= _FRESH_S:
