@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from everbeat import __version__
 from everbeat.domain.metrics.text import CONTENT_TYPE
 from tests.domain.test_metrics import samples
 from tests.stories.scenario import FAST, Scenario, Tree
@@ -53,6 +54,8 @@ def test_the_metrics_of_a_supervisor_equal_what_happened_in_its_processes(
     assert value(before, "everbeat_process_exits_total", in_order="false") == 0
     assert value(before, "everbeat_schedule_ticks_total", outcome="missed") == 0
     assert value(before, "everbeat_database_up") == 1
+    (info,) = before["everbeat_build_info"]
+    assert dict(info)["version"] == __version__
     assert value(before, "everbeat_beats_failed_total") == 0
 
     for each in [sample_tasks.quick.send(n) for n in range(20)]:

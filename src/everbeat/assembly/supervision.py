@@ -52,7 +52,8 @@ def run_supervisor(
             argv, supervise=supervision, environment=environment, hooks=hooks, first=first
         )
         if probes is not None:
-            supervisor.scope.start(probes.watch(supervisor, version=version), name="probes")
+            watching = probes.watch(supervisor, version=version)
+            supervisor.scope.start(watching, name="probes", critical=True)
         await supervisor.run()
 
     try:

@@ -16,7 +16,7 @@ from everbeat.cli.selection import with_app
 from everbeat.client.database_access import database_of
 from everbeat.client.metrics import cluster_metrics
 from everbeat.domain.metrics import names
-from everbeat.domain.metrics.text import CONTENT_TYPE, MetricsText
+from everbeat.domain.metrics.text import CONTENT_TYPE, MOST_NAMES, OTHER, MetricsText
 from everbeat.errors import DatabaseError
 from everbeat.runtime.http_server import HttpAnswer, HttpServer, listen, shown_address
 from everbeat.runtime.main_loop import take_signal
@@ -47,7 +47,8 @@ class ClusterMetrics:
         )
         with access.patience(_PATIENCE_S):
             found = access.run(plan, name="metrics", twin="metrics")
-        self._queues.update(found.values_of(names.OLDEST_DUE_SECONDS))
+        if len(self._queues) < MOST_NAMES:
+            self._queues.update({*found.values_of(names.OLDEST_DUE_SECONDS)} - {OTHER})
         return found
 
     def answer(self) -> HttpAnswer:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from everbeat import __version__
 from everbeat.assembly.tree import supervise
 from everbeat.cli.json_stderr import stderr_as_json
 from everbeat.cli.logs import (
@@ -69,7 +70,13 @@ class WorkerCall(Struct, frozen=True, kw_only=True):
         level = self.share_log_options()
         with stderr_as_json() if is_json() else nullcontext():
             show_logs(level)
-            supervise(self.locator, overrides=self.overrides, probe=self.probe, probe_file=self.probe_file)
+            supervise(
+                self.locator,
+                overrides=self.overrides,
+                probe=self.probe,
+                probe_file=self.probe_file,
+                version=__version__,
+            )
 
 
 def call_of(arguments: Sequence[str], environment: Mapping[str, str]) -> WorkerCall | None:

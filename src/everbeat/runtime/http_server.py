@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 from typing import Final
 
 from msgspec import Struct
@@ -27,6 +27,8 @@ LONGEST_EXCHANGE_S: Final = 5.0
 """How long one client can take to send its request and to read the answer, in seconds."""
 _BACKLOG: Final = 64
 _CHUNK: Final = 65_536
+_NO_DESCRIPTOR_S: Final = 0.1
+_AFTER_FAILURE_S: Final = 1.0
 _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
 _REASONS: Final = {
     200: "OK",
@@ -163,7 +165,7 @@ class HttpServer:
                     act_at = monotonic()
             except Exception:  # noqa: BLE001 - no request may end the thread that answers all others
                 _log.exception("http_server_failed name=%s", self._thread.name)
-                threading.Event().wait(1.0)
+                sleep(_AFTER_FAILURE_S)
 
     def _step(self, act_at: float | None) -> bool:
         """Wait for the next event and handle it. Return whether `wake` was called."""
@@ -191,7 +193,10 @@ class HttpServer:
     def _accept(self, listening: socket.socket) -> None:
         try:
             client, _ = listening.accept()
-        except OSError:  # the client is gone again, or no file descriptor is free
+        except BlockingIOError:  # the client is gone again
+            return
+        except OSError:  # no file descriptor is free: the client waits, and this thread must not spin
+            sleep(_NO_DESCRIPTOR_S)
             return
         if len(self._clients) >= MOST_CONNECTIONS:
             self._drop(next(iter(self._clients)))
