@@ -6,6 +6,7 @@ import logging
 import re
 import selectors
 import socket
+import struct
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,6 +28,7 @@ LONGEST_EXCHANGE_S: Final = 5.0
 """How long one client can take to send its request and to read the answer, in seconds."""
 _BACKLOG: Final = 64
 _CHUNK: Final = 65_536
+_RESET: Final = struct.pack("ii", 1, 0)
 _NO_DESCRIPTOR_S: Final = 0.1
 _AFTER_FAILURE_S: Final = 1.0
 _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
@@ -205,9 +207,14 @@ class HttpServer:
         self._selector.register(client, selectors.EVENT_READ)
 
     def _drop(self, client: socket.socket) -> None:
-        if self._clients.pop(client, None) is not None:
-            self._selector.unregister(client)
-            client.close()
+        exchange = self._clients.pop(client, None)
+        if exchange is None:
+            return
+        self._selector.unregister(client)
+        if exchange.left:  # the client does not read: the kernel must not keep the rest of the answer for it
+            with suppress(OSError):
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        client.close()
 
     def _go_on(self, client: socket.socket, exchange: _Exchange) -> None:
         try:
