@@ -119,13 +119,20 @@ def test_reads_of_samples_and_their_retention_use_the_index(loaded: StoreHarness
     assert pages(loaded, retention.prune_rates(limit=1_000, after=long_ago)) <= 500
 
 
-def test_a_sample_does_not_read_a_whole_backlog_that_the_statistics_do_not_know(loaded: StoreHarness) -> None:
+def test_a_count_does_not_read_a_whole_backlog_that_the_statistics_do_not_know(loaded: StoreHarness) -> None:
     insert = (
-        "insert into {schema}.tasks (id, name, queue, args, state, sent_at, enqueued_at)"
-        " select gen_random_uuid(), 'work', 'new', '{{}}', 'PENDING', now(), now() - interval '1 hour' + n * interval '100 ms'"
+        "insert into {schema}.tasks (id, name, queue, priority, args, state, sent_at, enqueued_at)"
+        " select gen_random_uuid(), 'work', 'default', 1, '{{}}', 'PENDING', now(), now() - interval '1 hour' + n * interval '100 ms'"
         " from generate_series(1, 72000) n"
     )
+    fetched = "select pg_stat_get_xact_tuples_fetched('{schema}.tasks'::regclass)"
     with loaded.connection.transaction(force_rollback=True):
         loaded.connection.execute(loaded.plain(insert))
-        few = pages(loaded, series.sample_depths(taken_by="s1", most=100))
-        assert few <= 4_000
+        before = loaded.connection.execute(loaded.plain(fetched)).fetchone()
+        count = "select due, later from {schema}.count_lane('default', 1::smallint, null, 10000)"
+        assert loaded.connection.execute(loaded.plain(count)).fetchone() == (10_001, 10_001)
+        after = loaded.connection.execute(loaded.plain(fetched)).fetchone()
+    assert before is not None
+    assert after is not None
+    print(f"{after[0] - before[0]} rows of tasks read")
+    assert after[0] - before[0] <= 2 * 10_001
