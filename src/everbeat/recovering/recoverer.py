@@ -23,7 +23,6 @@ from everbeat.domain.recovery.hooks import (
     Skip,
     SweepSummary,
 )
-from everbeat.domain.series import AttemptResult
 from everbeat.domain.task.states import TaskState
 from everbeat.recovering.observer import (
     ONE_TRY,
@@ -390,29 +389,17 @@ class Recoverer:
         await self._leave(skipped, recovery, result)
         for noticed_by, some in orders.items():
             landed = await self._apply(some, recovery, noticed_by=noticed_by)
-            ids = {one.id for one in landed}
-            refused = {
-                each.lease.claim_id: each.lease for each in batch if each.lease.claim_id in self._refused.left
-            }
+            ended = {one.id: one.attempt_result for one in landed}
+            for each in batch:
+                if (how := ended.get(each.lease.id)) is not None:
+                    self.environment.rates.ended(each.lease.queue, each.lease.name, how)
+            left = self._refused.left
+            refused = {each.lease.claim_id: each.lease for each in batch if each.lease.claim_id in left}
             self._left_at |= dict.fromkeys(refused, self._clock.monotonic())
-            queues = {each.lease.id: each.lease.queue for each in batch}
-            for one in landed:
-                self._count(one, queues[one.id])
             result.landed += landed
             result.left |= refused
-            result.missed |= {order.claim_id for order in some if order.id not in ids} - refused.keys()
-            result.contexts += [self._context(each) for each in batch if each.lease.id in ids]
-
-    def _count(self, recovered: Recovered, queue: str) -> None:
-        """Count the attempt that the recovery ended. A lease that was never started had no attempt."""
-        if recovered.outcome is None:
-            return
-        result: AttemptResult
-        if recovered.outcome == "FAILED":
-            result = "failed" if recovered.state is TaskState.FAILED else "retried"
-        else:
-            result = "crashed" if recovered.outcome == "CRASHED" else "lost"
-        self.environment.rates.ended(queue, recovered.name, result)
+            result.missed |= {order.claim_id for order in some if order.id not in ended} - refused.keys()
+            result.contexts += [self._context(each) for each in batch if each.lease.id in ended]
 
     async def _ask_hooks(self, batch: Sequence[LostLease], rules: RecoveryRules) -> Mapping[UUID, HookReply]:
         asked = [
@@ -457,9 +444,8 @@ class Recoverer:
         leave = leases.leave([(lease.id, lease.claim_id) for lease in skipped])
         for task_id in await self._statements.run(leave, patience_s=recovery.patience_s):
             lease = left[task_id]
-            self.environment.events.emit(
-                RecoveryLeft(task_id=task_id, name=lease.name, worker_id=lease.worker_id)
-            )
+            skip = RecoveryLeft(task_id=task_id, name=lease.name, worker_id=lease.worker_id)
+            self.environment.events.emit(skip)
 
     async def _apply(
         self, orders: Sequence[RecoveryOrder], recovery: Recovery, *, noticed_by: str
@@ -510,6 +496,5 @@ class Recoverer:
         reason = f"{crashes} or more of its tasks crashed within {window_s:g} s"
         statement = tasks.pause_crashing(names, crashes=crashes, window_ms=window_ms, reason=reason)
         for name, count, why in await self._statements.run(statement, patience_s=recovery.patience_s):
-            self.environment.events.emit(
-                TaskTypePaused(name=name, crashes=count, window_s=window_s, reason=why)
-            )
+            paused = TaskTypePaused(name=name, crashes=count, window_s=window_s, reason=why)
+            self.environment.events.emit(paused)

@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 import msgspec
 from msgspec import Struct, structs
 
+from everbeat.domain.series import AttemptResult
 from everbeat.domain.task.outcome import error_to_json
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.domain.task.states import TaskState
@@ -127,6 +128,19 @@ class Recovered(Struct, frozen=True):
     crash_count: int
     loss_count: int
     attempt: int
+
+    @property
+    def attempt_result(self) -> AttemptResult | None:
+        """How `rates` counts the attempt that the recovery ended. None: the lease was never started, so it had no attempt."""
+        match self.outcome:
+            case "FAILED":
+                return "failed" if self.state is TaskState.FAILED else "retried"
+            case "CRASHED":
+                return "crashed"
+            case "LOST":
+                return "lost"
+            case None:
+                return None
 
 
 class Started(Struct, frozen=True):

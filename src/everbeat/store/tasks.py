@@ -277,11 +277,8 @@ class ExpiredTask(Struct, frozen=True):
 
 def expire(*, channel: str, limit: int = 200) -> Statement[list[ExpiredTask]]:
     """Expire a batch of late tasks, and return them."""
-
-    def read(found: Sequence[Row]) -> list[ExpiredTask]:
-        return [ExpiredTask(*row[:3]) for row in found]
-
-    return Statement("task/expire_tasks", {"channel": channel, "limit": limit}, read)
+    given = {"channel": channel, "limit": limit}
+    return Statement("task/expire_tasks", given, lambda found: [ExpiredTask(*row[:3]) for row in found])
 
 
 def _text(data: bytes | None) -> Any:
