@@ -27,7 +27,8 @@ from everbeat.cli.selection import (
     with_app,
 )
 from everbeat.cli.task_filters import with_filters
-from everbeat.cli.tasks import TaskIdsArgument, show_page, task_document
+from everbeat.cli.tasks import TaskIdsArgument, show_page
+from everbeat.domain.documents import task_document
 from everbeat.errors.wording import amount
 
 NameOption = Annotated[str | None, typer.Option("--name", metavar="TASK", help="With this name.")]

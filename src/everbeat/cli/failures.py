@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from msgspec.structs import replace
 
 from everbeat.cli.logs import is_json, message_line
 from everbeat.cli.streams import hanging, terminal_width
+from everbeat.domain.documents import failure_document
 from everbeat.errors import (
     AmbiguousId,
     AppNotFound,
@@ -32,7 +32,6 @@ from everbeat.errors import (
     EverbeatError,
     ImportFailed,
     PayloadError,
-    Problem,
     RecoveryNotFound,
     TaskNotFound,
     UnknownName,
@@ -110,38 +109,6 @@ def _for_the_shell(error: ConfigurationError) -> ConfigurationError:
             for problem in error.problems
         ]
     )
-
-
-def failure_document(error: EverbeatError) -> dict[str, Any]:
-    """Return an error as a JSON document with `code`, `message` and `fix`."""
-    document: dict[str, Any] = {"code": error.code, "message": error.message, "fix": error.fix}
-    if isinstance(error, ConfigurationError):
-        if len(error.problems) > 1:
-            document["message"] = "\n".join(problem.finding() for problem in error.problems)
-            document["fix"] = "\n".join(f"{problem.fix}." for problem in error.problems)
-        document["problems"] = [problem_document(problem) for problem in error.problems]
-    return document
-
-
-def problem_document(problem: Problem) -> dict[str, Any]:
-    """Return one problem as a JSON document."""
-    return {
-        "code": problem.code,
-        "subject": problem.subject,
-        "value": _unquoted(problem.value),
-        "rule": problem.rule,
-        "fix": problem.fix,
-        "where": problem.where,
-    }
-
-
-def _unquoted(shown: str) -> str:
-    """Return a displayed value as the user typed it, that is, a string without its quotes."""
-    try:
-        value = ast.literal_eval(shown)
-    except (ValueError, SyntaxError):
-        return shown
-    return value if isinstance(value, str) else shown
 
 
 _LOCATOR: Final = re.compile(r"[\w./-]+:\w+|[\w./-]+\.py")

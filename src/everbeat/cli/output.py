@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
-from pathlib import Path
 from typing import IO, Any, Final, TypeAlias
 
 import msgspec
@@ -18,10 +17,10 @@ from rich.segment import Segment
 from rich.text import Text
 
 from everbeat.cli.streams import hanging, raw_stream
+from everbeat.domain.documents import plain_value
 from everbeat.domain.settings.units import shown_moment
 from everbeat.domain.task.states import TaskState
 from everbeat.domain.workflow.states import NodeState, WorkflowState
-from everbeat.errors import TaskError
 from everbeat.errors.wording import on_one_line, visible, visible_json
 from everbeat.runtime.clock import SystemClock
 
@@ -279,26 +278,8 @@ def say(text: str) -> None:
 
 def show_json(document: Mapping[str, Any]) -> None:
     """Write one JSON document to stdout, with times in ISO format and the record fields as keys."""
-    encoded = msgspec.json.encode(document, enc_hook=_plain)
+    encoded = msgspec.json.encode(document, enc_hook=plain_value)
     print(visible_json(msgspec.json.format(encoded, indent=2).decode()))
-
-
-def _plain(value: object) -> object:
-    match value:
-        case TaskError():
-            return {
-                "code": value.code,
-                "message": value.message,
-                "data": value.data,
-                "type": value.type,
-                "traceback": value.traceback,
-            }
-        case Mapping():
-            return dict(value)
-        case Path():
-            return str(value)
-        case _:
-            return str(value)
 
 
 def stdout_is_terminal() -> bool:
@@ -446,4 +427,4 @@ def shown_labels(labels: Mapping[str, str]) -> str | None:
 
 def compact_json(value: object) -> str:
     """Return a value as JSON on one line."""
-    return visible_json(msgspec.json.encode(value, enc_hook=_plain).decode())
+    return visible_json(msgspec.json.encode(value, enc_hook=plain_value).decode())

@@ -21,7 +21,6 @@ from everbeat.cli.failures import (
     ExitCode,
     Form,
     exit_code_of,
-    failure_document,
     named_as_options,
     show_failure,
 )
@@ -31,6 +30,7 @@ from everbeat.cli.streams import user_output_to_stderr
 from everbeat.client.acting import user_at_host
 from everbeat.client.database_access import database_of
 from everbeat.domain.bulk_actions import Operator
+from everbeat.domain.documents import failure_document
 from everbeat.domain.identifiers import SHORTEST_TYPED, bounds, shortest_prefix, stem
 from everbeat.domain.settings.checks import remark, sought
 from everbeat.domain.settings.units import When, to_seconds, to_utc

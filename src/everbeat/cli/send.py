@@ -26,10 +26,11 @@ from everbeat.cli.selection import (
     selected_app,
     to_moment,
 )
-from everbeat.cli.tasks import task_document, wait_for
+from everbeat.cli.tasks import wait_for
 from everbeat.client.handle import Handle
 from everbeat.client.options import SendOptions
 from everbeat.client.send_call import outgoing
+from everbeat.domain.documents import task_document
 from everbeat.domain.inspection import TaskInfo
 from everbeat.domain.settings.units import to_seconds
 from everbeat.domain.task.definition import TaskDefinition

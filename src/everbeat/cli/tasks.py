@@ -10,7 +10,6 @@ from uuid import UUID
 
 import msgspec
 import typer
-from msgspec import structs
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -48,6 +47,7 @@ from everbeat.cli.selection import (
 )
 from everbeat.cli.task_filters import with_filters
 from everbeat.cli.task_streams import add_streams
+from everbeat.domain.documents import task_document
 from everbeat.domain.explain.reasons import retry_of_step
 from everbeat.domain.inspection import (
     AttemptInfo,
@@ -63,11 +63,6 @@ from everbeat.domain.task.states import TaskState
 from everbeat.errors import TaskError, WaitTimeout
 from everbeat.errors.wording import amount, on_one_line
 from everbeat.runtime.clock import SystemClock
-
-
-def task_document(task: TaskSummary) -> dict[str, object]:
-    """Return a task as a JSON document with its fields, `claimed` and `ended_at`."""
-    return structs.asdict(task) | {"claimed": task.claimed, "ended_at": task.ended_at}
 
 
 def _show_task(task: TaskInfo, *, ids: ShortIds) -> None:

@@ -51,6 +51,7 @@ from everbeat.cli.selection import (
     with_app,
 )
 from everbeat.client.workflow.handle import WorkflowHandle
+from everbeat.domain.documents import listed_workflow_document, workflow_document
 from everbeat.domain.drawing.diagrams import mermaid, svg
 from everbeat.domain.drawing.picture import Drawn, folded, picture, printable, tally
 from everbeat.domain.drawing.text import SYMBOLS, draw
@@ -77,10 +78,6 @@ class _Snapshot(Struct, frozen=True):
     info: WorkflowInfo
     nodes: Sequence[NodeInfo]
     at: datetime
-
-
-def _document(info: WorkflowInfo) -> dict[str, object]:
-    return structs.asdict(info) | {"node_count": info.nodes}
 
 
 def _remark(info: WorkflowInfo) -> str:
@@ -206,7 +203,6 @@ WorkflowIdsArgument: TypeAlias = Annotated[
     list[str], typer.Argument(metavar="ID...", help="The workflows' ids.", show_default=False)
 ]
 _MOST_NAMED: Final = 20
-_NOT_LISTED: Final = ("output", "result")
 _OPTIONS: Final = {
     "list_workflows.limit": "--limit",
     "list_workflows.state": "--state",
@@ -258,11 +254,7 @@ def list_workflows(
             limit=limit,
         )
     if as_json:
-        # The list query does not read results. A null would claim that a workflow has no result.
-        documents = [_document(each) for each in found]
-        show_json(
-            {"workflows": [{name: one[name] for name in one if name not in _NOT_LISTED} for one in documents]}
-        )
+        show_json({"workflows": [listed_workflow_document(each) for each in found]})
         return
     ids = short_ids(app, uuids=[each.id for each in found])
     rows = [
@@ -306,7 +298,7 @@ def show(
     handle = app.workflow_handle(full_workflow_id(app, workflow_id))
     seen = _Snapshot(handle.info(), handle.nodes(), SystemClock().wall())
     if as_json:
-        show_json(_document(seen.info) | {"nodes": seen.nodes})
+        show_json(workflow_document(seen.info) | {"nodes": seen.nodes})
     elif graph:
         _show_graph(seen, width=shutil.get_terminal_size().columns)
     elif as_mermaid:

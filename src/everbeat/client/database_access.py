@@ -128,6 +128,7 @@ _OPENED_WITHIN_S: Final = 120.0
 _SHORTEST_S: Final = 0.1
 _STARTING_POLL_S: Final = 0.5
 _OPERATORS: Final[ContextVar[Mapping[int, Operator]]] = ContextVar("everbeat_operator", default={})  # noqa: B039 - never mutated
+_READ_FROM: Final[ContextVar[Mapping[int, Database]]] = ContextVar("everbeat_read_from", default={})  # noqa: B039 - never mutated
 _OF_CALLS: Final[ContextVar[Mapping[int, float]]] = ContextVar("everbeat_patience", default={})  # noqa: B039 - never mutated
 
 
@@ -181,6 +182,15 @@ class DatabaseAccess:
         finally:
             _OPERATORS.reset(token)
 
+    @contextmanager
+    def reading_from(self, database: Database) -> Iterator[None]:
+        """Run the async calls inside a `with` block on another set of connections to the same database, with that set's patience."""
+        token = _READ_FROM.set({**_READ_FROM.get(), id(self): database})
+        try:
+            yield
+        finally:
+            _READ_FROM.reset(token)
+
     def run(self, plan: Plan[T], *, name: str, twin: str, within_s: float = inf) -> T:
         """Run a plan in this thread and return its result. `within_s` limits how long opening the database may take.
 
@@ -196,6 +206,8 @@ class DatabaseAccess:
     async def arun(self, plan: Plan[T], *, within_s: float = inf) -> T:
         """Run a plan on the running event loop and return its result. Raises DatabaseError if the database fails."""
         try:
+            if (reading := _READ_FROM.get().get(id(self))) is not None:
+                return await arun_plan(reading, plan)
             database = await self.adatabase(within_s=within_s)
             return await arun_plan(database, self._noted(plan), patience_s=self.patience_s)
         finally:

@@ -83,6 +83,8 @@ from everbeat.errors.tree import WorkerEnded as WorkerEnded
 from everbeat.errors.tree import WorkerError as WorkerError
 from everbeat.errors.tree import WorkerRefused as WorkerRefused
 from everbeat.errors.tree import WrongDatabaseURL as WrongDatabaseURL
+from everbeat.errors.web import AddressInUse as AddressInUse
+from everbeat.errors.web import WebNotInstalled as WebNotInstalled
 from everbeat.errors.workflows import NodeNotEnded as NodeNotEnded
 from everbeat.errors.workflows import NoSuchPart as NoSuchPart
 from everbeat.errors.workflows import PlaceholderUsed as PlaceholderUsed

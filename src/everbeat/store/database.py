@@ -36,15 +36,14 @@ from everbeat.store.statement import Statement, compose, has_rows
 from everbeat.store.target import Target, atransaction, is_pooled, transaction
 
 MOST_CONNECTIONS: Final = 8
-"""The maximum number of connections for each event loop, and for all threads together."""
 
 
 class LoopConnections:
     """The pooled connections of one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, connections: int) -> None:
         self.idle: list[WatchedAsyncConnection] = []
-        self.free = asyncio.Semaphore(MOST_CONNECTIONS)
+        self.free = asyncio.Semaphore(connections)
         self.until_loop_ends: AsyncGenerator[None] | None = None
         self._is_over = False
 
@@ -75,6 +74,7 @@ class Database:
     """Runs statements for clients. A statement is repeated after a lost connection or a refused write.
 
     The repetition stops `patience_s` seconds after the last sign of life from a server that accepts writes (see `store.patience`).
+    `connections` is the maximum for each event loop, and for all threads together.
     """
 
     def __init__(
@@ -84,8 +84,10 @@ class Database:
         application_name: str = "everbeat client",
         patience_s: float = DEFAULT_PATIENCE_S,
         signs: SignsOfLife | None = None,
+        connections: int = MOST_CONNECTIONS,
     ) -> None:
         self.target = target
+        self._connections = connections
         self._application_name = application_name
         self._patience_s = patience_s
         self._random = Random()
@@ -103,7 +105,7 @@ class Database:
         finalize(self, _close_all, self._idle, self._pid)
         self.announcer = Announcer()
         finalize(self, self.announcer.flush)
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._free = threading.BoundedSemaphore(self._connections)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = WeakKeyDictionary()
 
     def run(self, statement: Statement[T], *, patience_s: float | None = None, is_final: bool = False) -> T:
@@ -253,7 +255,7 @@ class Database:
         while not self._free.acquire(timeout=_SLOT_POLL_S):
             patience.follow_others()
             if patience.is_over:
-                raise all_busy(self.target, patience, connections=MOST_CONNECTIONS)
+                raise all_busy(self.target, patience, connections=self._connections)
         patience.follow_others()
 
     def _connect(self, patience: Patience, application_name: str) -> WatchedConnection:
@@ -342,7 +344,7 @@ class Database:
             except TimeoutError:
                 patience.follow_others()
                 if patience.is_over:
-                    raise all_busy(self.target, patience, connections=MOST_CONNECTIONS) from None
+                    raise all_busy(self.target, patience, connections=self._connections) from None
         patience.follow_others()
 
     async def _aconnect(self, patience: Patience) -> WatchedAsyncConnection:
@@ -363,7 +365,7 @@ class Database:
         for other in [other for other in self._loops if other.is_closed()]:
             del self._loops[other]  # the loop was closed without closing its connections
         loop = asyncio.get_running_loop()
-        pool = self._loops[loop] = LoopConnections()
+        pool = self._loops[loop] = LoopConnections(self._connections)
         pool.until_loop_ends = self._close_with(loop, pool)
         await anext(pool.until_loop_ends)
         return pool

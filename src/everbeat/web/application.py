@@ -1,0 +1,265 @@
+"""`Web`: the ASGI app of the dashboard. It opens the database on first use and sends every request through one function."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+from urllib.parse import quote, unquote
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route as Address
+from starlette.routing import Router
+from starlette.types import Message, Receive, Scope, Send
+
+from everbeat.app import App
+from everbeat.client.database_access import DatabaseAccess, database_of
+from everbeat.domain.bulk_actions import Operator
+from everbeat.domain.settings.checks import remark, switch
+from everbeat.domain.settings.settings import refused
+from everbeat.errors import DatabaseError, EverbeatError
+from everbeat.store.reading import ReadingDatabase
+from everbeat.web import rendering
+from everbeat.web.examination import Examiner
+from everbeat.web.hiding import Hiding, hiding_of
+from everbeat.web.page import Answer, Done, Goto, Page, Unread, Visit
+from everbeat.web.refusals import Refusal
+from everbeat.web.requests import Form, read_form, read_query, require_same_origin, wants_json
+from everbeat.web.rights import Authentication, Role, User, authenticated, require
+from everbeat.web.routes import ROUTES, Route
+from everbeat.web.static import serve_file
+from everbeat.web.vitals import Vitals, VitalsWatch
+
+MOST_CONNECTIONS: Final = 3
+PATIENCE_S: Final = 1.0
+"""How long a page waits for a database that does not respond."""
+SAID: Final = "everbeat-said"
+"""The cookie that carries what an action did to the page that follows it. It lives for seconds."""
+_LONGEST_SAID: Final = 300
+_HEADERS: Final = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+_log = logging.getLogger("everbeat.web")
+
+
+class Web:
+    """The dashboard of an app as an ASGI app. Serve it, or mount it in another ASGI app. It opens the database on first use.
+
+    `auth` decides who a request comes from, and is required: `Basic`, `TrustedHeader`, `Loopback`, or a function of your own that returns a
+    `User` with a role, or None. If `read_only` is set, no action is possible. `hide` lists payloads that nobody sees: "TASK" or
+    "TASK:PARAMETER", where * stands for any text. `name` is shown as the name of the installation.
+
+    Pages have three connections of their own. Their statements only read, and the server cancels a statement after 5 s.
+
+    Raises ConfigurationError if an argument is invalid.
+
+        api.mount("/everbeat", Web(app, auth=who, hide=["*:password"]))
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        auth: Authentication,
+        read_only: bool = False,
+        hide: Sequence[str] = (),
+        name: str | None = None,
+    ) -> None:
+        if not callable(auth):
+            raise refused(
+                auth,
+                subject="Web.auth",
+                code="MISSING",
+                rule="must decide who a request comes from",
+                fix="pass Basic(...), TrustedHeader(...), a function, or Loopback() for this machine only",
+            )
+        self.app = app
+        self.read_only: bool = switch(read_only, subject="Web.read_only")
+        self.name = app.name if name is None else str(remark(name, subject="Web.name"))
+        self.vitals = VitalsWatch()
+        self.examiner = Examiner(app)
+        self._auth = auth
+        self._rules = hiding_of(hide)
+        self._reading: ReadingDatabase | None = None
+        self._opening = asyncio.Lock()
+        addresses = [Address(route.path, self._endpoint(route), methods=[route.method]) for route in ROUTES]
+        addresses.append(Address("/static/{name}", self._static, methods=["GET"]))
+        self._router = Router(addresses, default=self._absent, lifespan=self._lifespan)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, as ASGI defines it."""
+
+        async def secured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        await self._router(scope, receive, secured)
+
+    @property
+    def access(self) -> DatabaseAccess:
+        """Return the app's access to the database, which the actions use."""
+        return database_of(self.app)
+
+    def hiding_for(self, user: User) -> Hiding:
+        """Return what this user does not see."""
+        return Hiding(self._rules, everything=not user.role.includes(Role.READ))
+
+    async def reading(self) -> ReadingDatabase:
+        """Return the connections of the pages. The first call opens and checks the database. Raises DatabaseError if that fails."""
+        async with self._opening:
+            if self._reading is None:
+                with self.access.patience(PATIENCE_S):
+                    opened = await self.access.adatabase(within_s=PATIENCE_S * 10)
+                self._reading = ReadingDatabase(
+                    opened.target,
+                    application_name="everbeat web",
+                    patience_s=PATIENCE_S,
+                    connections=MOST_CONNECTIONS,
+                )
+        return self._reading
+
+    async def aclose(self) -> None:
+        """Close the connections of the pages. The app stays open."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            await reading.aclose()
+
+    @asynccontextmanager
+    async def _lifespan(self, _: object) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await self.aclose()
+
+    def _endpoint(self, route: Route) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(request: Request) -> Response:
+            return await self._serve(route, request)
+
+        return serve
+
+    async def _serve(self, route: Route, request: Request) -> Response:
+        """Answer a request: authenticate, check the role and the origin, read the form, run the page function, and render its answer."""
+        visit = None
+        try:
+            user = await authenticated(self._auth, request)
+            visit = Visit(self, request, user, query=Form({}), form=Form({}))
+            require(user, route.role, changes=route.changes, read_only=self.read_only)
+            visit.query = read_query(request)
+            if route.method != "GET":
+                require_same_origin(request)
+                visit.form = await read_form(request)
+            return await self._rendered(visit, await self._answered(route, visit))
+        except Refusal as refusal:
+            return await self._refused(visit, request, refusal)
+        except EverbeatError as problem:
+            return await self._rendered(visit, rendering.problem_page(problem)) if visit else _plain(500)
+        except Exception as problem:  # noqa: BLE001 - a defect must not end the server, and its message can contain a payload
+            frames = "".join(traceback.format_tb(problem.__traceback__))
+            _log.error("The page %s failed with %s:\n%s", route.path, type(problem).__name__, frames)
+            refusal = Refusal(
+                500, "DEFECT", "This page has a defect. The log of the dashboard has the details."
+            )
+            return await self._refused(visit, request, refusal)
+
+    async def _answered(self, route: Route, visit: Visit) -> Answer:
+        if route.changes:
+            with (
+                self.access.acting_as(Operator(visit.user.name[:200], "web")),
+                self.access.patience(PATIENCE_S * 5),
+            ):
+                return await route.serve(visit)
+        try:
+            reading = await self.reading()
+        except DatabaseError as problem:
+            if not route.needs_database:
+                return await route.serve(visit)
+            visit.unread.append(Unread("The database", problem.message, problem.fix))
+            return rendering.away_page(problem)
+        with self.access.reading_from(reading):
+            return await route.serve(visit)
+
+    async def _rendered(self, visit: Visit, answer: Answer) -> Response:
+        match answer:
+            case Response():
+                return answer
+            case Goto(path=path):
+                return RedirectResponse(path, 303)
+            case Done():
+                if wants_json(visit.request):
+                    return rendering.json_response({"says": answer.says, **answer.data})
+                response = RedirectResponse(answer.goto, 303)
+                said = quote(answer.says[:_LONGEST_SAID])
+                root = f"{visit.request.scope.get('root_path', '')}/"
+                response.set_cookie(SAID, said, max_age=30, path=root, httponly=True, samesite="strict")
+                return response
+            case Page():
+                if wants_json(visit.request):
+                    return rendering.json_page(visit, answer)
+                return await self._html(visit, answer)
+
+    async def _html(self, visit: Visit, page: Page) -> Response:
+        said = unquote(visit.request.cookies.get(SAID, ""))[:_LONGEST_SAID] or None
+        response = rendering.html_page(visit, page, vitals=await self._vitals(visit), said=said)
+        if said:
+            response.delete_cookie(SAID, path=f"{visit.request.scope.get('root_path', '')}/")
+        return response
+
+    async def _vitals(self, visit: Visit) -> Vitals:
+        try:
+            reading = await self.reading()
+        except DatabaseError as problem:
+            return Vitals(problem=problem.message)
+        with self.access.reading_from(reading):
+            return await self.vitals.read(self.app, now=visit.now)
+
+    async def _refused(self, visit: Visit | None, request: Request, refusal: Refusal) -> Response:
+        if wants_json(request):
+            error = {"code": refusal.code, "message": refusal.message, "fix": refusal.fix}
+            return rendering.json_response({"error": error}, status=refusal.status, headers=refusal.headers)
+        if visit is None:
+            return rendering.stranger_page(request, refusal)
+        response = await self._html(visit, rendering.refusal_page(refusal))
+        response.headers.update(refusal.headers)
+        return response
+
+    async def _static(self, request: Request) -> Response:
+        return serve_file(request.path_params["name"], version=request.query_params.get("v"))
+
+    async def _absent(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000, "reason": ""})
+            return
+        request = Request(scope, receive)
+        refusal = Refusal(
+            404, "NO_SUCH_PAGE", "There is no such page.", fix="follow a link of the navigation."
+        )
+        try:
+            visit = Visit(
+                self, request, await authenticated(self._auth, request), query=Form({}), form=Form({})
+            )
+            response = await self._refused(visit, request, refusal)
+        except Refusal as stranger:
+            response = await self._refused(None, request, stranger)
+        await response(scope, receive, send)
+
+
+def _plain(status: int) -> Response:
+    return Response(status_code=status)

@@ -1,0 +1,126 @@
+"""What a page function gets and returns: the visit, the parts that it could and could not read, and the record of the page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from urllib.parse import quote, urlencode
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from everbeat.app import App
+from everbeat.errors import DatabaseError
+from everbeat.runtime.clock import SystemClock
+from everbeat.web.hiding import Hiding
+from everbeat.web.requests import Form
+from everbeat.web.rights import Role, User
+
+if TYPE_CHECKING:
+    from everbeat.web.application import Web
+
+T = TypeVar("T")
+
+
+class Unread(Struct, frozen=True):
+    """A part of a page that could not be read, why not, and what helps."""
+
+    part: str
+    problem: str
+    fix: str | None = None
+
+
+class Page(Struct, frozen=True, kw_only=True):
+    """The record of one page, of which both forms are made: HTML with `template`, and JSON.
+
+    `says` is the sentence that answers the question of the page. `data` are the records that the JSON document contains, which the template
+    gets too. `more` is only for the template. `command` prints the same in a terminal. `refresh_s`: the browser loads the page again after
+    so many seconds, because something is still being read.
+    """
+
+    template: str
+    title: str
+    says: str
+    data: Mapping[str, Any]
+    more: Mapping[str, Any] = {}
+    command: str | None = None
+    status: int = 200
+    refresh_s: int | None = None
+
+
+class Done(Struct, frozen=True, kw_only=True):
+    """The effect of an action: the page to which the browser goes, what to say there, and the record for JSON."""
+
+    goto: str
+    says: str
+    data: Mapping[str, Any] = {}
+
+
+class Goto(Struct, frozen=True):
+    """Another address of the dashboard."""
+
+    path: str
+
+
+Answer: TypeAlias = Page | Done | Goto | Response
+"""What a page function returns. A stream or a file is a Response of its own."""
+
+
+class Visit:
+    """One request of an authenticated user. `app` reads for the pages, with the limits of the dashboard (see `Web`)."""
+
+    def __init__(self, web: Web, request: Request, user: User, *, query: Form, form: Form) -> None:
+        self.web = web
+        self.request = request
+        self.user = user
+        self.query = query
+        self.form = form
+        self.now = SystemClock().wall()
+        self.unread: list[Unread] = []
+        self.hiding: Hiding = web.hiding_for(user)
+
+    @property
+    def app(self) -> App:
+        """Return the app whose tasks are shown."""
+        return self.web.app
+
+    @property
+    def path_values(self) -> Mapping[str, str]:
+        """Return the values of the path's parameters."""
+        return self.request.path_params
+
+    def may(self, role: str) -> bool:
+        """Return whether pages offer this user the actions of a role. The action itself decides again."""
+        return self.user.role.includes(Role(role)) and not self.web.read_only
+
+    def link(self, path: str, **parameters: Any) -> str:
+        """Return the address of a path below the dashboard's root. Parameters that are None are left out; lists are repeated."""
+        given = {name: value for name, value in parameters.items() if value not in (None, "", [])}
+        query = f"?{urlencode(given, doseq=True)}" if given else ""
+        return f"{self.request.scope.get('root_path', '')}{quote(path, safe=_PATH)}{query}"
+
+    async def part(self, name: str, reading: Awaitable[T], default: T) -> T:
+        """Return a part of the page, or `default` if the database does not provide it. The page then names the part.
+
+        Other errors, such as TaskNotFound, are raised.
+        """
+        try:
+            return await reading
+        except DatabaseError as problem:
+            self.unread.append(Unread(name, problem.message, problem.fix))
+            return default
+
+    async def parts(self, **readings: tuple[str, Awaitable[Any], Any]) -> dict[str, Any]:
+        """Return several parts, which are read side by side. Each has a name for the reader, what reads it, and a default."""
+        found = await asyncio.gather(*(self.part(*reading) for reading in readings.values()))
+        return dict(zip(readings, found, strict=True))
+
+
+_PATH: Final = "/:@!$&'()*+,;=~-._"
+
+
+def chosen(values: Sequence[str], among: Sequence[str]) -> list[str]:
+    """Return those of the given values that are known, in their own order."""
+    return [value for value in values if value in among]

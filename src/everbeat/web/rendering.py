@@ -1,0 +1,140 @@
+"""Makes HTML or JSON of the record of a page. Templates escape everything, and control characters become visible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from msgspec import structs
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from everbeat.domain.documents import failure_document, plain_value
+from everbeat.errors import DatabaseError, EverbeatError
+from everbeat.errors.wording import amount, visible, visible_json
+from everbeat.web import wording
+from everbeat.web.navigation import PLACES
+from everbeat.web.page import Page, Visit
+from everbeat.web.refusals import Refusal, status_of
+from everbeat.web.static import files
+from everbeat.web.vitals import Vitals
+
+_TEMPLATES: Final = Path(__file__).parent / "templates"
+
+
+def _shown(value: Any) -> Any:
+    """Return a value of a template with its control characters visible, so that data cannot reverse or hide text around it."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+        finalize=_shown,
+    )
+    made.filters |= {
+        "span": wording.span,
+        "clock": wording.clock,
+        "precise": partial(wording.clock, precise=True),
+        "number": wording.number,
+        "short": wording.short_id,
+        "json_text": wording.json_text,
+        "json_line": wording.json_line,
+        "mark": wording.mark,
+    }
+    made.globals |= {"amount": amount, "places": PLACES, "static": _static}
+    return made
+
+
+def _static(name: str) -> str:
+    return f"/static/{name}?v={files()[name].version}"
+
+
+def html_page(visit: Visit, page: Page, *, vitals: Vitals, said: str | None) -> Response:
+    """Return a page as HTML."""
+    cookies = visit.request.cookies
+    theme = cookies.get("everbeat-theme")
+    context = {
+        "page": page,
+        "visit": visit,
+        "vitals": vitals,
+        "said": said,
+        "now": visit.now,
+        "link": visit.link,
+        "ago": partial(wording.ago, now=visit.now),
+        "theme": theme if theme in ("light", "dark") else "auto",
+        "clock_kind": "utc" if cookies.get("everbeat-clock") == "utc" else "local",
+        "here": visit.request.scope["path"].removeprefix(visit.request.scope.get("root_path", "")),
+        "json_here": visit.request.method == "GET",
+        **page.data,
+        **page.more,
+    }
+    return HTMLResponse(_environment().get_template(page.template).render(context), page.status)
+
+
+def json_page(visit: Visit, page: Page) -> Response:
+    """Return a page as JSON: its sentence, its records, and the parts that could not be read."""
+    missing = [structs.asdict(each) for each in visit.unread]
+    document = {"says": page.says, "missing": missing, **page.data}
+    return json_response(document, status=page.status)
+
+
+def json_response(
+    document: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return a JSON document."""
+    encoded = msgspec.json.encode(document, enc_hook=plain_value).decode()
+    return Response(visible_json(encoded), status, headers=dict(headers or {}), media_type="application/json")
+
+
+def problem_page(problem: EverbeatError) -> Page:
+    """Return the page for an error of everbeat. Its JSON form is that of the command line."""
+    document = failure_document(problem)
+    titles = {400: "This cannot be read", 404: "There is nothing here", 409: "Nothing was changed"}
+    status = status_of(problem)
+    title = titles.get(status, "The database does not answer")
+    return Page(
+        template="problem.html",
+        title=title,
+        says=document["message"],
+        data={"error": document},
+        status=status,
+    )
+
+
+def away_page(problem: DatabaseError) -> Page:
+    """Return the page that says that the database is away."""
+    return structs.replace(problem_page(problem), title="The database is away", refresh_s=5)
+
+
+def refusal_page(refusal: Refusal) -> Page:
+    """Return the page for a refused request."""
+    error = {"code": refusal.code, "message": refusal.message, "fix": refusal.fix}
+    titles = {403: "This is not allowed", 404: "There is nothing here", 500: "This page has a defect"}
+    title = titles.get(refusal.status, "This cannot be read")
+    return Page(
+        template="problem.html",
+        title=title,
+        says=refusal.message,
+        data={"error": error},
+        status=refusal.status,
+    )
+
+
+def stranger_page(request: Request, refusal: Refusal) -> Response:
+    """Return the page for somebody who is not logged in. It says nothing about the installation."""
+    root = request.scope.get("root_path", "")
+    context = {"refusal": refusal, "root": root}
+    html = _environment().get_template("stranger.html").render(context)
+    return HTMLResponse(html, refusal.status, headers=refusal.headers)

@@ -1,0 +1,245 @@
+"""Who may do what in the dashboard: roles, users, and three ways to find out who a request comes from."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Any, Final, TypeAlias
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+from starlette.requests import HTTPConnection, Request
+
+from everbeat.domain.settings.settings import refused
+from everbeat.web.refusals import Refusal
+
+
+class Role(StrEnum):
+    """What a user may do. Each role includes those before it."""
+
+    SEE = "see"
+    """See states, names, keys, labels and times, but no payloads."""
+    READ = "read"
+    """Also read arguments, results, errors and other payloads, unless a rule hides them."""
+    OPERATE = "operate"
+    """Also retry, cancel, pause, resume, signal, answer, and make tasks due."""
+    ADMIN = "admin"
+    """Also delete, move and reprioritise tasks, and change schedules."""
+
+    def includes(self, other: Role) -> bool:
+        """Return whether a user with this role may do what the other role allows."""
+        order = list(Role)
+        return order.index(self) >= order.index(other)
+
+
+class User(Struct, frozen=True):
+    """A person or program that uses the dashboard. The audit log contains the name."""
+
+    name: str
+    role: Role = Role.READ
+
+
+Authentication: TypeAlias = Callable[[Request], User | Awaitable[User | None] | None]
+"""A function that returns the user of a request, or None to reject it. It can be async."""
+
+
+class Basic:
+    """Authentication by user name and password, as browsers ask for them. Use it over TLS only.
+
+    `users` maps each name to a password and a role.
+    """
+
+    challenge: Final = 'Basic realm="everbeat", charset="UTF-8"'
+
+    def __init__(self, users: Mapping[str, tuple[str, Role]]) -> None:
+        if not users:
+            rule, fix = "needs at least one user", "pass {'ann': ('a long password', Role.OPERATE)}"
+            raise refused({}, subject="Basic.users", code="MISSING", rule=rule, fix=fix)
+        for name, (password, _) in users.items():
+            if len(password) < _SHORTEST_PASSWORD:
+                raise refused(
+                    "***",
+                    subject=f"the password of {name!r}",
+                    code="OUT_OF_RANGE",
+                    rule=f"must have at least {_SHORTEST_PASSWORD} characters",
+                    fix="use a longer one",
+                )
+        self._users = {name: (password.encode(), Role(role)) for name, (password, role) in users.items()}
+
+    @classmethod
+    def parse(cls, text: str, *, subject: str) -> Basic:
+        """Return the authentication for users that are written as `name:role:password`, separated by white space.
+
+        Raises ConfigurationError if the text has another form. The error contains no password.
+        """
+        users: dict[str, tuple[str, Role]] = {}
+        for number, entry in enumerate(text.split(), start=1):
+            name, _, rest = entry.partition(":")
+            role, _, password = rest.partition(":")
+            if not name or role not in set(Role) or not password:
+                raise refused(
+                    f"entry {number}",
+                    subject=subject,
+                    code="WRONG_FORM",
+                    rule=f"must be name:role:password with one of the roles {', '.join(Role)}",
+                    fix="write ann:operate:PASSWORD, and separate users by spaces",
+                )
+            users[name] = (password, Role(role))
+        return cls(users)
+
+    def __call__(self, request: Request) -> User | None:
+        """Return the user whose name and password the request contains."""
+        scheme, _, encoded = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "basic":
+            return None
+        try:
+            name, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+        known, role = self._users.get(name, (b"", None))
+        # The comparison also runs for unknown names, so that its duration does not reveal which names exist.
+        is_right = hmac.compare_digest(known, password.encode())
+        return User(name, role) if is_right and role is not None else None
+
+
+class TrustedHeader:
+    """Authentication by a proxy, which puts the user's name into a header. Requests from other addresses are rejected.
+
+    `proxies` are addresses and networks such as "10.0.0.0/8". `roles` maps names to roles; other users get `role`, or are rejected if it
+    is None. The proxy must remove the header from the requests of its clients.
+    """
+
+    def __init__(
+        self,
+        header: str,
+        *,
+        proxies: Sequence[str],
+        role: Role | None = Role.READ,
+        roles: Mapping[str, Role] | None = None,
+    ) -> None:
+        self._header = header
+        self._networks = _networks(proxies)
+        self._role = None if role is None else Role(role)
+        self._roles = {name: Role(each) for name, each in (roles or {}).items()}
+
+    def __call__(self, request: Request) -> User | None:
+        """Return the user whom the proxy names."""
+        if request.client is None or not _is_within(request.client.host, self._networks):
+            return None
+        names = request.headers.getlist(self._header)
+        if len(names) != 1 or not (name := names[0].strip()):
+            return None
+        role = self._roles.get(name, self._role)
+        return None if role is None else User(name, role)
+
+
+class Loopback:
+    """No authentication, for a server that listens on this machine only. Every local user may do everything.
+
+    A request is rejected if it comes from another machine, if a proxy forwarded it, or if its Host header is not a name of this machine.
+    So a web page cannot reach the dashboard by a DNS name that points to this machine.
+    """
+
+    def __init__(self, *, name: str = "local") -> None:
+        self._user = User(name, Role.ADMIN)
+
+    def __call__(self, request: Request) -> User | None:
+        """Return the local user."""
+        if request.client is None or not is_loopback(request.client.host):
+            return None
+        if any(name in request.headers for name in _FORWARDED):
+            return None
+        return self._user if is_loopback(host_of(request)) else None
+
+
+def host_of(request: HTTPConnection) -> str:
+    """Return the host name of the request's Host header, without its port."""
+    try:
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or an address is this machine itself."""
+    if host in ("localhost", "localhost."):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def authenticated(authentication: Authentication, request: Request) -> User:
+    """Return the user of a request. Raises Refusal if there is none."""
+    found: Any = authentication(request)
+    user = await found if inspect.isawaitable(found) else found
+    if isinstance(user, User):
+        return user
+    if isinstance(authentication, Loopback):
+        raise Refusal(
+            403,
+            "NOT_LOCAL",
+            "The dashboard has no authentication, so it answers only requests from this machine.",
+            fix="open it as http://localhost, or start it with authentication.",
+        )
+    challenge = getattr(authentication, "challenge", None)
+    raise Refusal(
+        403 if challenge is None else 401,
+        "NOT_AUTHENTICATED",
+        "The dashboard does not know who you are.",
+        fix="log in where your organisation logs in." if challenge is None else "log in.",
+        headers={} if challenge is None else {"www-authenticate": challenge},
+    )
+
+
+def require(user: User, role: Role, *, changes: bool, read_only: bool) -> None:
+    """Raise Refusal unless the user may do what needs this role. `changes`: it changes something, which a read-only dashboard refuses.
+
+    This is the only place that decides about rights. Pages and actions, HTML and JSON pass through it.
+    """
+    if changes and read_only:
+        raise Refusal(
+            403,
+            "READ_ONLY",
+            "This dashboard is read-only.",
+            fix="use the command line, or another dashboard.",
+        )
+    if not user.role.includes(role):
+        raise Refusal(
+            403,
+            "ROLE_TOO_LOW",
+            f"This needs the role {role}, and {user.name} has the role {user.role}.",
+            fix="ask an administrator of the dashboard.",
+        )
+
+
+def _networks(proxies: Iterable[str]) -> tuple[IPv4Network | IPv6Network, ...]:
+    found: list[IPv4Network | IPv6Network] = []
+    for each in proxies:
+        try:
+            found.append(ip_network(each, strict=False))
+        except ValueError:
+            rule, fix = "must be an IP address or network", "write 10.0.0.7 or 10.0.0.0/8"
+            raise refused(each, subject="proxies", code="WRONG_FORM", rule=rule, fix=fix) from None
+    if not found:
+        rule, fix = "must name the proxies whose header is trusted", "pass proxies=['10.0.0.7']"
+        raise refused([], subject="proxies", code="MISSING", rule=rule, fix=fix)
+    return tuple(found)
+
+
+def _is_within(host: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    return any(address.version == each.version and address in each for each in networks)
+
+
+_SHORTEST_PASSWORD: Final = 8
+_FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")

@@ -1,0 +1,92 @@
+"""Serves the dashboard as a process of its own: which authentication its address needs, the socket, and the server."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import uvicorn
+
+from everbeat.domain.settings.checks import one_of
+from everbeat.domain.settings.settings import refused
+from everbeat.errors import AddressInUse
+from everbeat.web.application import Web as Web
+from everbeat.web.rights import Authentication, Basic, Loopback, Role, TrustedHeader, is_loopback
+
+_STOPS_WITHIN_S: Final = 3
+_role: Final = one_of(*Role)
+
+
+def chosen_authentication(
+    host: str,
+    *,
+    users: str | None,
+    header: str | None,
+    proxies: Sequence[str],
+    role: str | None,
+    roles: Mapping[str, str],
+) -> Authentication:
+    """Return the authentication of a server that listens on `host`. Only a server on this machine needs none.
+
+    Raises ConfigurationError if another one has none, or if the settings contradict each other.
+    """
+    if header is None and (proxies or role or roles):
+        rule, fix = "are for users whom a proxy names", "give --trusted-header, too"
+        raise refused("--proxy, --role, --role-of", subject="web", code="CONTRADICTION", rule=rule, fix=fix)
+    if header is not None and users:
+        rule, fix = "excludes EVERBEAT_WEB_USERS", "use one of the two"
+        raise refused(header, subject="--trusted-header", code="CONTRADICTION", rule=rule, fix=fix)
+    if header is not None:
+        return TrustedHeader(
+            header,
+            proxies=proxies,
+            role=Role(_role(role or Role.READ, subject="--role")),
+            roles={name: Role(_role(each, subject=f"--role-of {name}")) for name, each in roles.items()},
+        )
+    if users:
+        return Basic.parse(users, subject="EVERBEAT_WEB_USERS")
+    if not is_loopback(host):
+        raise refused(
+            host,
+            subject="--host",
+            code="NOT_AUTHENTICATED",
+            rule="is reachable from other machines, so the dashboard needs authentication there",
+            fix="set EVERBEAT_WEB_USERS='ann:operate:PASSWORD', or use --trusted-header, or listen on 127.0.0.1",
+        )
+    return Loopback()
+
+
+@contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """Provide a socket that listens on this address. Raises AddressInUse if it cannot."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        made = socket.create_server((host, port), family=family)
+    except OSError as problem:
+        raise AddressInUse(f"{host}:{port}", problem.strerror or str(problem)) from None
+    with made:
+        yield made
+
+
+def address_of(listener: socket.socket, root_path: str) -> str:
+    """Return the URL of the dashboard on this socket."""
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}{root_path}"
+
+
+def serve(dashboard: Web, listener: socket.socket, *, root_path: str) -> None:
+    """Serve until a signal ends the process. Requests are not logged: an address can contain a key or a name."""
+    config = uvicorn.Config(
+        dashboard,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # the address of the proxy decides whether its header is trusted
+        ws="none",
+        root_path=root_path,
+        timeout_graceful_shutdown=_STOPS_WITHIN_S,
+    )
+    uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,92 @@
+"""The state of the whole installation, which the header of each page shows. All viewers of a process share one look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Final
+
+from msgspec import Struct
+
+from everbeat.app import App
+from everbeat.domain.inspection import QueueInfo, SupervisorInfo
+from everbeat.errors import DatabaseError
+from everbeat.runtime.clock import SystemClock
+
+_FRESH_S: Final = 2.0
+_DEAD_FOR: Final = timedelta(hours=1)
+"""For how long the header counts a death."""
+FAREWELL: Final = "left"
+"""How a supervisor ends that says farewell."""
+_MOST_TREES: Final = 1_000
+
+
+class Vitals(Struct, frozen=True, kw_only=True):
+    """How many trees beat, are late and died in the last hour, how many tasks are due, and how long the oldest has been due, in seconds.
+
+    `at_least`: there are more due tasks than were counted. `problem` is why the database could not be asked.
+    """
+
+    beat: int = 0
+    late: int = 0
+    dead: int = 0
+    due: int = 0
+    at_least: bool = False
+    oldest_due_s: float | None = None
+    problem: str | None = None
+
+
+class VitalsWatch:
+    """Reads the vitals for all viewers, at most once in two seconds."""
+
+    def __init__(self) -> None:
+        self._last = Vitals()
+        self._until = 0.0
+        self._clock = SystemClock()
+        self._reading = asyncio.Lock()
+
+    async def read(self, app: App, *, now: datetime) -> Vitals:
+        """Return the vitals. Never raises DatabaseError."""
+        async with self._reading:
+            if self._clock.monotonic() >= self._until:
+                self._last = await _read(app, now=now)
+                self._until = self._clock.monotonic() + _FRESH_S
+        return self._last
+
+
+async def _read(app: App, *, now: datetime) -> Vitals:
+    try:
+        trees, queues = await asyncio.gather(app.alist_supervisors(limit=_MOST_TREES), app.aqueues())
+    except DatabaseError as problem:
+        return Vitals(problem=problem.message)
+    return vitals_of(trees, queues, now=now)
+
+
+def vitals_of(trees: Iterable[SupervisorInfo], queues: Iterable[QueueInfo], *, now: datetime) -> Vitals:
+    """Return the vitals of these trees and queues."""
+    live = [tree for tree in trees if tree.ended_at is None]
+    late = sum(is_late(tree) for tree in live)
+    dead = sum(
+        is_dead(tree) and tree.ended_at is not None and tree.ended_at > now - _DEAD_FOR for tree in trees
+    )
+    waiting = list(queues)
+    oldest = [queue.oldest_due_s for queue in waiting if queue.oldest_due_s is not None]
+    return Vitals(
+        beat=len(live) - late,
+        late=late,
+        dead=dead,
+        due=sum(queue.pending for queue in waiting),
+        at_least=any("pending" in queue.at_least for queue in waiting),
+        oldest_due_s=max(oldest, default=None),
+    )
+
+
+def is_late(tree: SupervisorInfo) -> bool:
+    """Return whether a live tree has stopped beating, or lost its session."""
+    return bool(tree.is_stale) or tree.session_lost
+
+
+def is_dead(tree: SupervisorInfo) -> bool:
+    """Return whether a tree ended without saying farewell."""
+    return tree.ended_at is not None and tree.ended_how != FAREWELL

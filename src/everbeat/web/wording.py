@@ -1,0 +1,132 @@
+"""How pages write numbers, durations, times, ids and states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from markupsafe import Markup
+from msgspec import Struct
+
+from everbeat.domain.documents import plain_value
+from everbeat.errors.wording import visible
+
+_MINUTE: Final = 60
+_HOUR: Final = 3_600
+_DAY: Final = 86_400
+
+
+def span(seconds: float | None) -> str:
+    """Return a duration with at most two units: "0.4 s", "46 s", "9 m 22 s", "3 d 4 h". Return a dash for None."""
+    if seconds is None:
+        return "–"
+    seconds = max(seconds, 0.0)
+    if seconds < 0.01:
+        return "0 s"
+    if seconds < 10:
+        return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds * 1_000:.0f} ms"
+    whole = round(seconds)
+    for unit, name, smaller, small in (
+        (_DAY, "d", _HOUR, "h"),
+        (_HOUR, "h", _MINUTE, "m"),
+        (_MINUTE, "m", 1, "s"),
+    ):
+        if whole >= unit:
+            rest = whole % unit // smaller
+            return f"{whole // unit:,} {name} {rest} {small}" if rest else f"{whole // unit:,} {name}"
+    return f"{whole} s"
+
+
+def ago(moment: datetime | None, now: datetime) -> str:
+    """Return how long ago a moment was, or in how long it will be."""
+    if moment is None:
+        return "never"
+    seconds = (now - moment).total_seconds()
+    if abs(seconds) < 0.5:
+        return "now"
+    return f"{span(seconds)} ago" if seconds > 0 else f"in {span(-seconds)}"
+
+
+def clock(moment: datetime | None, *, precise: bool = False) -> Markup:
+    """Return a time as an element. It shows UTC, and the script of the page shows local time instead if the user chose so."""
+    if moment is None:
+        return Markup("–")
+    moment = moment.astimezone(UTC)
+    form = "precise" if precise else "brief"
+    shown = moment.strftime("%Y-%m-%d %H:%M:%S")
+    if precise:
+        shown += f".{moment.microsecond // 1_000:03d}"
+    iso = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return Markup('<time datetime="{}" data-form="{}" title="{} UTC">{}</time>').format(
+        iso, form, shown, shown
+    )
+
+
+def number(value: float | None) -> str:
+    """Return a number with separators. Return a dash for None."""
+    return "–" if value is None else f"{value:,}"
+
+
+def short_id(value: UUID | str) -> str:
+    """Return the beginning of an id, which is enough to recognise it in a list."""
+    text = str(value)
+    return text if len(text) <= 13 else f"{text[:13]}…"
+
+
+def json_text(value: Any) -> str:
+    """Return a value as indented JSON, with control characters made visible."""
+    encoded = msgspec.json.encode(value, enc_hook=plain_value)
+    return visible(msgspec.json.format(encoded, indent=2).decode())
+
+
+def json_line(value: Any) -> str:
+    """Return a value as JSON on one line."""
+    return visible(msgspec.json.encode(value, enc_hook=plain_value).decode())
+
+
+class Mark(Struct, frozen=True):
+    """How a state is drawn: the class of its colour, its icon, and its word."""
+
+    tone: str
+    icon: str
+    word: str
+
+
+MARKS: Final[Mapping[str, Mark]] = {
+    "PENDING": Mark("wait", "s-due", "due"),
+    "CLAIMED": Mark("wait", "s-claimed", "claimed"),
+    "RUNNING": Mark("run", "s-running", "running"),
+    "COMPLETED": Mark("live", "s-done", "completed"),
+    "FAILED": Mark("dead", "s-failed", "failed"),
+    "CANCELLED": Mark("wait", "s-cancelled", "cancelled"),
+    "EXPIRED": Mark("late", "s-expired", "expired"),
+    "scheduled": Mark("wait", "s-scheduled", "scheduled"),
+    "retrying": Mark("late", "s-retry", "retrying"),
+    "suspended": Mark("sleep", "s-asleep", "sleeps"),
+    "waits": Mark("sleep", "s-event", "waits"),
+    "suspect": Mark("late", "s-suspect", "suspect"),
+    "overdue": Mark("late", "s-late", "overdue"),
+    "CRASHED": Mark("dead", "s-dead", "crashed"),
+    "LOST": Mark("dead", "s-flat", "lost"),
+    "RELEASED": Mark("wait", "s-left", "released"),
+    "SUSPENDED": Mark("sleep", "s-asleep", "suspended"),
+    "PAUSED": Mark("wait", "i-pause", "paused"),
+    "CANCELLING": Mark("wait", "s-cancelled", "cancelling"),
+    "READY": Mark("wait", "s-due", "ready"),
+    "ENQUEUED": Mark("wait", "s-claimed", "enqueued"),
+    "SKIPPED": Mark("wait", "s-skipped", "skipped"),
+    "ACTIVE": Mark("live", "s-live", "active"),
+    "RETIRED": Mark("wait", "s-left", "retired"),
+    "ENDED": Mark("wait", "s-left", "ended"),
+}
+_UNKNOWN: Final = Mark("wait", "s-suspect", "")
+
+
+def mark(state: object) -> Mark:
+    """Return the mark of a state. An unknown state has a question mark and its own name."""
+    name = str(state)
+    found = MARKS.get(name, _UNKNOWN)
+    return found if found.word else Mark(found.tone, found.icon, name.lower())

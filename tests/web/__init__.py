@@ -1,0 +1,1 @@
+"""Tests of the dashboard at the level of ASGI, with a real PostgreSQL."""

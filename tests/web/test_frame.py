@@ -1,0 +1,96 @@
+"""What all pages have in common: the frame, links below a root path, headers, preferences, and the search."""
+
+from __future__ import annotations
+
+import httpx
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from everbeat import App
+from tests.web.conftest import NewVisitor
+
+
+async def test_a_page_allows_no_inline_script_no_frame_and_no_other_host(new_visitor: NewVisitor) -> None:
+    answer = await new_visitor().get("/nothing-here")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == "no-store"
+    assert "<style" not in answer.text
+    assert " style=" not in answer.text
+    assert "http://" not in answer.text.replace("http://www.w3.org", "")
+    assert "https://" not in answer.text
+
+
+async def test_a_missing_page_says_so_in_both_forms(new_visitor: NewVisitor) -> None:
+    visitor = new_visitor()
+    answer = await visitor.get("/nothing-here")
+    assert answer.status_code == 404
+    assert "There is no such page" in answer.text
+    assert (await visitor.json("/nothing-here", status=404))["error"]["code"] == "NO_SUCH_PAGE"
+
+
+async def test_a_stranger_sees_neither_the_name_nor_a_link(new_visitor: NewVisitor) -> None:
+    for path in ("/", "/nothing-here", "/find"):
+        answer = await new_visitor(None).get(path)
+        assert answer.status_code == 403
+        assert "shop" not in answer.text
+        assert "<nav" not in answer.text
+
+
+async def test_links_of_a_mounted_dashboard_stay_below_its_path(new_visitor: NewVisitor) -> None:
+    def below(web: object) -> Starlette:
+        return Starlette(routes=[Mount("/ops/everbeat", app=web)])  # type: ignore[arg-type]
+
+    visitor = new_visitor(mounted=below)
+    answer = await visitor.get("/ops/everbeat/nothing-here")
+    assert answer.status_code == 404
+    assert 'href="/ops/everbeat/tasks"' in answer.text
+    assert 'href="/tasks"' not in answer.text
+    sheet = answer.text.partition('rel="stylesheet" href="')[2].partition('"')[0]
+    assert sheet.startswith("/ops/everbeat/static/everbeat.css?v=")
+    assert (await visitor.get(sheet)).headers["content-type"].startswith("text/css")
+
+
+async def test_static_files_are_kept_only_under_the_version_of_their_content(new_visitor: NewVisitor) -> None:
+    visitor = new_visitor(None)
+    page = await new_visitor().get("/nothing-here")
+    sheet = page.text.partition('rel="stylesheet" href="')[2].partition('"')[0]
+    assert "immutable" in (await visitor.client.get(sheet)).headers["cache-control"]
+    assert (await visitor.client.get("/static/everbeat.css")).headers["cache-control"] == "no-cache"
+    assert (await visitor.client.get("/static/..%2fapplication.py")).status_code == 403
+
+
+async def test_preferences_are_stored_in_cookies_and_lead_back_to_the_page(new_visitor: NewVisitor) -> None:
+    visitor = new_visitor("see")
+    headers = {
+        **visitor.headers,
+        "sec-fetch-site": "same-origin",
+        "referer": "http://dashboard.test/tasks?state=FAILED",
+    }
+    answer = await visitor.client.post("/preferences", data={"theme": "dark"}, headers=headers)
+    assert answer.headers["location"] == "/tasks?state=FAILED"
+    page = await visitor.get("/nothing-here")
+    assert 'data-theme="dark"' in page.text
+    headers["referer"] = "http://dashboard.test//evil.test/"
+    answer = await visitor.client.post("/preferences", data={"theme": "nonsense"}, headers=headers)
+    assert answer.headers["location"] == "/"
+    assert "set-cookie" not in answer.headers
+
+
+async def test_the_search_goes_to_a_task_by_the_beginning_of_its_id(
+    app: App, new_visitor: NewVisitor
+) -> None:
+    task = await app.asend_by_name("charge", {"order": "o-1"}, key="order-1")
+    visitor = new_visitor()
+
+    async def found(text: str) -> str:
+        answer: httpx.Response = await visitor.get("/find", q=text)
+        return answer.headers["location"]
+
+    assert await found(str(task.id)) == f"/tasks/{task.id}"
+    assert await found(str(task.id)[:18]) == f"/tasks/{task.id}"
+    assert await found("order-1") == "/tasks?key=order-1"
+    assert await found("charge") == "/tasks?name=charge"
