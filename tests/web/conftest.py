@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -14,6 +16,7 @@ from starlette.requests import Request
 from everbeat import App
 from everbeat.store.target import Target
 from everbeat.web import Role, User, Web
+from tests.store.conftest import StoreHarness
 
 HOST = "http://dashboard.test"
 SAME_ORIGIN = {"sec-fetch-site": "same-origin"}
@@ -57,6 +60,50 @@ class Visitor:
 
 
 NewVisitor = Callable[..., Visitor]
+
+
+@dataclass
+class Workers:
+    """Supervisor s1 with workers w1 and w2, whose statements the test runs itself."""
+
+    db: StoreHarness
+
+    def send(self, name: str = "charge", *, arguments: Any = None, **options: Any) -> UUID:
+        """Send a task."""
+        return self.db.send(name, args=json.dumps(arguments or {}).encode(), **options)
+
+    def start(self, name: str = "charge", *, worker: str = "w1", **options: Any) -> Any:
+        """Send a task, claim it and start it. Return its lease."""
+        sent = self.send(name, **options)
+        found = self.db.claim(worker, names=(name,))
+        (claimed,) = [each for each in found if each.id == sent]
+        assert self.db.start(claimed) == ["started"]
+        return claimed
+
+    def fail(self, name: str = "charge", *, error: dict[str, Any] | None = None, **options: Any) -> UUID:
+        """Send a task and let it fail."""
+        claimed = self.start(name, **options)
+        stored = {
+            "code": "REFUSED",
+            "message": "the bank said no",
+            "type": "shop.Refused",
+            "data": None,
+            "traceback": "",
+        }
+        assert (
+            self.db.settle(claimed, "FAILED", error=json.dumps(stored | (error or {})).encode()) == "FAILED"
+        )
+        return claimed.id
+
+
+@pytest.fixture
+def workers(migrated: Target) -> Iterator[Workers]:
+    """Yield the harness of the test's workers."""
+    with migrated.connect("everbeat test") as connection:
+        party = StoreHarness(migrated, connection)
+        party.supervisor("s1", "w1", "w2")
+        yield Workers(party)
+        party.database.close()
 
 
 @pytest.fixture

@@ -174,10 +174,10 @@ class Web:
         except Exception as problem:  # noqa: BLE001 - a defect must not end the server, and its message can contain a payload
             frames = "".join(traceback.format_tb(problem.__traceback__))
             _log.error("The page %s failed with %s:\n%s", route.path, type(problem).__name__, frames)
-            refusal = Refusal(
+            defect = Refusal(
                 500, "DEFECT", "This page has a defect. The log of the dashboard has the details."
             )
-            return await self._refused(visit, request, refusal)
+            return await self._refused(visit, request, defect)
 
     async def _answered(self, route: Route, visit: Visit) -> Answer:
         if route.changes:

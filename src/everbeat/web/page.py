@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -100,6 +100,14 @@ class Visit:
         given = {name: value for name, value in parameters.items() if value not in (None, "", [])}
         query = f"?{urlencode(given, doseq=True)}" if given else ""
         return f"{self.request.scope.get('root_path', '')}{quote(path, safe=_PATH)}{query}"
+
+    def back(self, otherwise: str) -> str:
+        """Return the page on which the form is, or another one. The browser names it, so only its path below the root is used."""
+        sent = urlsplit(self.request.headers.get("referer", ""))
+        root = f"{self.request.scope.get('root_path', '')}/"
+        if not sent.path.startswith(root) or sent.path.startswith("//"):
+            return self.link(otherwise)
+        return f"{sent.path}?{sent.query}" if sent.query else sent.path
 
     async def part(self, name: str, reading: Awaitable[T], default: T) -> T:
         """Return a part of the page, or `default` if the database does not provide it. The page then names the part.

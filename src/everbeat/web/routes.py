@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Final, Literal
 
 from msgspec import Struct
 
 from everbeat.web.page import Answer, Visit
-from everbeat.web.pages import basics
+from everbeat.web.pages import basics, bulk, tasks
 from everbeat.web.rights import Role
 
 
@@ -26,10 +27,24 @@ class Route(Struct, frozen=True, kw_only=True):
     needs_database: bool = True
 
 
+def _changes_of_tasks() -> Iterator[Route]:
+    """Yield the addresses that change tasks. Counting what an action would change needs the role of the action, but changes nothing."""
+    for verb, role in tasks.VERB_ROLES.items():
+        path = f"/tasks/all/{verb.value}"
+        counting, acting = partial(bulk.count_all, verb=verb), partial(bulk.act_on_all, verb=verb)
+        ticked = partial(bulk.act_on_ticked, verb=verb)
+        yield Route(path=f"{path}/count", serve=counting, role=role, method="POST")
+        yield Route(path=path, serve=acting, role=role, method="POST", changes=True)
+        yield Route(path=f"/tasks/ticked/{verb.value}", serve=ticked, role=role, method="POST", changes=True)
+
+
 ROUTES: Final[tuple[Route, ...]] = (
     Route(path="/", serve=basics.home, role=Role.SEE, needs_database=False),
     Route(path="/find", serve=basics.find, role=Role.SEE),
     Route(
         path="/preferences", serve=basics.set_preferences, role=Role.SEE, method="POST", needs_database=False
     ),
+    Route(path="/tasks", serve=tasks.show, role=Role.SEE),
+    Route(path="/tasks/search", serve=tasks.search, role=Role.READ, method="POST"),
+    *_changes_of_tasks(),
 )

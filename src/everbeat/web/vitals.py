@@ -25,13 +25,16 @@ _MOST_TREES: Final = 1_000
 class Vitals(Struct, frozen=True, kw_only=True):
     """How many trees beat, are late and died in the last hour, how many tasks are due, and how long the oldest has been due, in seconds.
 
-    `at_least`: there are more due tasks than were counted. `problem` is why the database could not be asked.
+    `at_least`: there are more tasks than were counted. `problem` is why the database could not be asked.
     """
 
     beat: int = 0
     late: int = 0
     dead: int = 0
     due: int = 0
+    scheduled: int = 0
+    claimed: int = 0
+    running: int = 0
     at_least: bool = False
     oldest_due_s: float | None = None
     problem: str | None = None
@@ -77,7 +80,10 @@ def vitals_of(trees: Iterable[SupervisorInfo], queues: Iterable[QueueInfo], *, n
         late=late,
         dead=dead,
         due=sum(queue.pending for queue in waiting),
-        at_least=any("pending" in queue.at_least for queue in waiting),
+        scheduled=sum(queue.scheduled for queue in waiting),
+        claimed=sum(queue.claimed for queue in waiting),
+        running=sum(queue.running for queue in waiting),
+        at_least=any(queue.at_least for queue in waiting),
         oldest_due_s=max(oldest, default=None),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from starlette.responses import RedirectResponse
@@ -73,7 +72,7 @@ async def _by_uuid(visit: Visit, sought: UUID) -> str | None:
 
 async def set_preferences(visit: Visit) -> Answer:
     """Store the theme and the clock in cookies, and go back to the page."""
-    response = RedirectResponse(_back(visit), 303)
+    response = RedirectResponse(visit.back("/"), 303)
     path = f"{visit.request.scope.get('root_path', '')}/"
     for name, known in (("theme", THEMES), ("clock", CLOCKS)):
         if (value := visit.form.get(name)) in known:
@@ -81,12 +80,3 @@ async def set_preferences(visit: Visit) -> Answer:
                 f"everbeat-{name}", str(value), max_age=_A_YEAR_S, path=path, samesite="lax", httponly=True
             )
     return response
-
-
-def _back(visit: Visit) -> str:
-    """Return the page on which the form is. The browser names it, so only its path is used, and only below the dashboard's root."""
-    sent = urlsplit(visit.request.headers.get("referer", ""))
-    root = f"{visit.request.scope.get('root_path', '')}/"
-    if not sent.path.startswith(root) or sent.path.startswith("//"):
-        return root
-    return f"{sent.path}?{sent.query}" if sent.query else sent.path

@@ -1,0 +1,207 @@
+"""The list of tasks: all filters, groups by error, and what can be done with the ticked tasks or with all that match."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from msgspec import Struct, structs
+
+from everbeat.domain.bulk_actions import BulkVerb
+from everbeat.domain.documents import task_document
+from everbeat.domain.inspection import FailurePage, TaskPage, TaskSummary
+from everbeat.domain.task.gathering import awaited
+from everbeat.domain.task.questions import is_answer
+from everbeat.domain.task.states import OVERDUE_MS, TaskState, VirtualState
+from everbeat.errors.wording import amount
+from everbeat.web.filters import LABELS, STATES, ListFilters, page_size
+from everbeat.web.page import Answer, Page, Visit
+from everbeat.web.refusals import Refusal
+from everbeat.web.rights import Role
+
+_FAILED: Final = frozenset({TaskState.FAILED, TaskState.EXPIRED})
+_TABS: Final = (
+    ("", "All"),
+    ("PENDING", "Pending"),
+    ("RUNNING", "Running"),
+    ("FAILED", "Failed"),
+    ("retrying", "Retrying"),
+    ("scheduled", "Scheduled"),
+    ("suspended", "Suspended"),
+    ("overdue", "Overdue"),
+    ("suspect", "Suspects"),
+    ("COMPLETED", "Completed"),
+    ("CANCELLED", "Cancelled"),
+    ("EXPIRED", "Expired"),
+)
+VERB_ROLES: Final = {
+    BulkVerb.RETRY: Role.OPERATE,
+    BulkVerb.CANCEL: Role.OPERATE,
+    BulkVerb.RUN_NOW: Role.OPERATE,
+    BulkVerb.MOVE: Role.ADMIN,
+    BulkVerb.REPRIORITISE: Role.ADMIN,
+    BulkVerb.DELETE: Role.ADMIN,
+}
+"""The role that each change of tasks needs."""
+
+
+class Look(Struct, frozen=True):
+    """How a task appears in a list: the name of its mark, and what there is to say about it."""
+
+    mark: str
+    code: str | None
+    remark: str
+
+
+def look_of(task: TaskSummary, *, now: datetime) -> Look:
+    """Return how a task appears in a list. A PENDING task is due, scheduled, retrying, or suspended."""
+    if task.state is not TaskState.PENDING:
+        return Look(task.state.value, *_ended_or_held(task))
+    due_in_s = (task.enqueued_at - now).total_seconds()
+    if task.failed_try is not None:
+        return Look("retrying", task.failed_try.code, task.failed_try.message)
+    if is_answer(task.waits_for):
+        return Look("waits", None, "for an answer")
+    if task.waits_for is not None:
+        return Look("waits", None, f"for {awaited(task.waits_for)}")
+    if task.wake_at is not None:
+        return Look("suspended", None, "")
+    if task.error is not None:
+        return Look("retrying", task.error.code, task.error.message)
+    if due_in_s > 0:
+        return Look("scheduled", None, "")
+    if task.suspect:
+        return Look("suspect", None, "runs alone next")
+    return Look("overdue" if due_in_s * 1_000 < -OVERDUE_MS else "PENDING", None, "")
+
+
+def _ended_or_held(task: TaskSummary) -> tuple[str | None, str]:
+    if task.state is TaskState.RUNNING and task.progress is not None:
+        done = "" if task.progress.fraction is None else f" {task.progress.fraction:.0%}"
+        return None, f"{task.progress.stage}{done} {task.progress.message}".strip()
+    if task.error is not None and task.state is not TaskState.COMPLETED:
+        return task.error.code, task.error.message
+    return None, ""
+
+
+async def show(visit: Visit) -> Answer:
+    """Return the list of tasks that match the parameters of the address."""
+    return await _listed(visit, ListFilters.read(visit.query))
+
+
+async def search(visit: Visit) -> Answer:
+    """Return the list of tasks whose arguments contain a text. The text is sent in a form, because addresses are logged."""
+    if visit.hiding.has_rules and visit.form.get("arguments_contain"):
+        raise Refusal(
+            403,
+            "ARGUMENTS_HIDDEN",
+            "Arguments are hidden from you here, so they cannot be searched.",
+            fix="filter by key or label, or ask an administrator of the dashboard.",
+        )
+    return await _listed(visit, ListFilters.read(visit.form))
+
+
+async def _listed(visit: Visit, filters: ListFilters) -> Page:
+    form = visit.query if visit.request.method == "GET" else visit.form
+    unknown = [each for each in filters.states if each not in STATES]
+    if unknown:
+        raise Refusal(
+            400, "UNKNOWN_CHOICE", "There is no such state.", fix=f"use one of {', '.join(STATES)}."
+        )
+    if visit.request.method == "GET" and "arguments_contain" in filters.values:
+        raise Refusal(
+            400, "PAYLOAD_IN_ADDRESS", "The text in arguments must not be in an address.", fix="use the form."
+        )
+    limit, before = page_size(form), form.get("before")
+    is_of_failures = bool(filters.states) and _FAILED.issuperset(filters.states)
+    order = form.get("order") or ("happened" if is_of_failures else "sent")
+    listing = visit.app.alist_tasks(order=order, before=before, limit=limit, **filters.task_filters())  # type: ignore[arg-type]
+    readings: dict[str, tuple[str, Any, Any]] = {"tasks": ("The list of tasks", listing, None)}
+    if is_of_failures and before is None:
+        readings["groups"] = ("The groups by error", _groups(visit, filters), None)
+    found = await visit.parts(**readings)
+    tasks: TaskPage | None = found["tasks"]
+    groups: FailurePage | None = found.get("groups")
+    shown = [visit.hiding.summary(task) for task in tasks or ()]
+    data = {
+        "tasks": None if tasks is None else [task_document(task) for task in shown],
+        "examined": None if tasks is None else tasks.examined,
+        "continue_before": None if tasks is None else tasks.continue_before,
+        "unindexed": () if tasks is None else tasks.unindexed,
+        "groups": None if groups is None else [_group(visit, each) for each in groups],
+    }
+    more = {
+        "rows": [(task, look_of(task, now=visit.now)) for task in shown],
+        "filters": filters,
+        "chips": [
+            (name, LABELS[name], ", ".join(values))
+            for name, values in filters.values.items()
+            if name != "state"
+        ],
+        "tabs": _TABS,
+        "chosen_state": filters.states[0] if len(filters.states) == 1 else "" if not filters.states else None,
+        "order": order,
+        "is_full": tasks is not None and len(tasks) == limit,
+        "older": _older(tasks, limit),
+        "verbs": _verbs(visit, filters),
+        "is_search": "arguments_contain" in filters.values,
+        "can_search": visit.user.role.includes(Role.READ) and not visit.hiding.has_rules,
+    }
+    says = _sentence(filters, tasks, groups, limit=limit)
+    command = f"everbeat tasks list --order {order} {filters.command()}".rstrip()
+    return Page(template="tasks.html", title="Tasks", says=says, data=data, more=more, command=command)
+
+
+def _groups(visit: Visit, filters: ListFilters) -> Any:
+    given = filters.task_filters()
+    return visit.app.afailures(
+        name=given.get("name"), queue=given.get("queue"), since=given.get("since"), limit=20
+    )
+
+
+def _group(visit: Visit, group: Any) -> Any:
+    return structs.replace(group, message=visit.hiding.text(group.name, group.message))
+
+
+def _older(tasks: TaskPage | None, limit: int) -> str | None:
+    if tasks is None:
+        return None
+    if len(tasks) == limit:
+        return str(tasks[-1].id)
+    return None if tasks.continue_before is None else str(tasks.continue_before)
+
+
+def _verbs(visit: Visit, filters: ListFilters) -> list[BulkVerb]:
+    """Return what this user can do with all tasks that match, if the filters select states to which it applies."""
+    states = _states_of(filters.states)
+    return [
+        verb
+        for verb, role in VERB_ROLES.items()
+        if visit.may(role) and (not states or states & verb.applicable)
+    ]
+
+
+def _states_of(names: Sequence[str]) -> frozenset[TaskState]:
+    virtual = [VirtualState(each).states for each in names if each in set(VirtualState)]
+    own = [TaskState(each) for each in names if each not in set(VirtualState)]
+    return frozenset([*own, *(state for states in virtual for state in states)])
+
+
+def _sentence(filters: ListFilters, tasks: TaskPage | None, groups: FailurePage | None, *, limit: int) -> str:
+    if tasks is None:
+        return "The tasks could not be read"
+    if groups:
+        total = sum(group.count for group in groups)
+        worst = max(groups, key=lambda group: group.count)
+        least = "at least " if groups.continue_before is not None else ""
+        if worst.count == total:
+            return f"{least.capitalize()}{amount(total, 'task')} failed, all of them {worst.name} with {worst.code}"
+        return f"{least.capitalize()}{amount(total, 'task')} failed, {worst.count:,} of them {worst.name} with {worst.code}"
+    kind = "".join(f"{state.lower()} " for state in filters.states[:1]) if len(filters.states) == 1 else ""
+    if not tasks:
+        examined = "" if tasks.examined is None else f" among the {tasks.examined:,} newest"
+        return f"No {kind}tasks{' match' if filters.values else ''}{examined}"
+    if len(tasks) == limit:
+        return f"The {limit} newest {kind}tasks{' that match' if len(filters.values) > bool(kind) else ''}"
+    return f"{amount(len(tasks), f'{kind}task')}{' match' if len(filters.values) > bool(kind) else ''}"

@@ -1,0 +1,161 @@
+"""The list of tasks: what it shows, how it continues, and what can be done with its tasks."""
+
+from __future__ import annotations
+
+import re
+from uuid import UUID
+
+from everbeat import App
+from tests.web.conftest import SAME_ORIGIN, NewVisitor, Workers
+
+LONG = "n" * 200
+
+
+def field(text: str, name: str) -> str:
+    """Return the value of a hidden field of a form."""
+    found = re.search(rf'name="{name}" value="([^"]*)"', text)
+    assert found is not None, name
+    return found[1]
+
+
+async def test_an_empty_installation_has_a_page_that_says_so(new_visitor: NewVisitor) -> None:
+    page = await new_visitor().get("/tasks")
+    assert page.status_code == 200
+    assert "<h1>No tasks</h1>" in page.text
+    assert "No task is stored yet" in page.text
+    assert (await new_visitor().json("/tasks"))["tasks"] == []
+
+
+async def test_failures_are_grouped_and_the_heading_names_the_largest_group(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:
+    for _ in range(3):
+        workers.fail(error={"code": "SMTP_DOWN", "message": "no answer"})
+    workers.fail("mail.welcome", error={"code": "TASK_TIMEOUT", "message": "30 s"})
+    page = await new_visitor().get("/tasks", state="FAILED")
+    assert "<h1>4 tasks failed, 3 of them charge with SMTP_DOWN</h1>" in page.text
+    document = await new_visitor().json("/tasks", state="FAILED")
+    assert [(each["name"], each["code"], each["count"]) for each in document["groups"]] == [
+        ("mail.welcome", "TASK_TIMEOUT", 1),
+        ("charge", "SMTP_DOWN", 3),
+    ]
+    assert {task["state"] for task in document["tasks"]} == {"FAILED"}
+
+
+async def test_all_filters_of_the_command_line_select_tasks(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:
+    failed = workers.fail(key="k-1", queue="bank", labels=b'{"tenant": "acme"}')
+    workers.send("mail.welcome")
+    visitor = new_visitor()
+
+    async def ids(**filters: str) -> list[str]:
+        return [task["id"] for task in (await visitor.json("/tasks", **filters))["tasks"]]
+
+    for filters in (
+        {"name": "charge"},
+        {"queue": "bank"},
+        {"key": "k-1"},
+        {"state": "FAILED"},
+        {"error": "REFUSED"},
+        {"worker": "w1"},
+        {"label": "tenant=acme"},
+        {"label": "tenant"},
+        {"since": "1h", "name": "charge"},
+    ):
+        assert await ids(**filters) == [str(failed)], filters
+    assert await ids(until="1h") == []
+    assert (await visitor.json("/tasks", state="failing", status=400))["error"]["code"] == "UNKNOWN_CHOICE"
+    assert (await visitor.json("/tasks", since="soon", status=400))["error"]["code"]
+
+
+async def test_pages_continue_after_the_last_task_without_gap_or_repetition(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:
+    sent = {str(workers.send()) for _ in range(5)}
+    visitor = new_visitor()
+    seen: list[str] = []
+    before = None
+    while True:
+        document = await visitor.json("/tasks", limit=2, **({"before": before} if before else {}))
+        found = [task["id"] for task in document["tasks"]]
+        seen += found
+        if len(found) < 2:
+            break
+        before = found[-1]
+    assert len(seen) == len(set(seen)) == 5
+    assert set(seen) == sent
+    page = await visitor.get("/tasks", limit=2)
+    assert re.search(r'href="/tasks\?before=[0-9a-f-]+&amp;order=sent"', page.text)
+
+
+async def test_text_in_arguments_is_searched_by_a_form_and_refused_in_an_address(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:
+    found = workers.send(arguments={"order": "needle-17"})
+    workers.send(arguments={"order": "hay"})
+    visitor = new_visitor()
+    answer = await visitor.post("/tasks/search", arguments_contain="needle-17")
+    assert answer.status_code == 200
+    assert str(found) in answer.text
+    assert "needle-17" not in "".join(re.findall(r'(?:href|action)="([^"]*)"', answer.text))
+    refused = await visitor.get("/tasks", arguments_contain="needle-17")
+    assert refused.status_code == 400
+    assert (await new_visitor("see").post("/tasks/search", arguments_contain="x")).status_code == 403
+    hidden = new_visitor("admin", hide=["charge"])
+    assert (await hidden.post("/tasks/search", arguments_contain="needle-17")).status_code == 403
+
+
+async def test_a_task_with_the_longest_names_fits_on_the_page(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:
+    workers.send(LONG, queue="q" * 200, key="k" * 200)
+    page = await new_visitor().get("/tasks")
+    assert page.status_code == 200
+    assert LONG in page.text
+
+
+async def test_all_that_match_are_counted_then_confirmed_and_the_audit_log_notes_it(
+    app: App, workers: Workers, new_visitor: NewVisitor
+) -> None:  # O4
+    for _ in range(3):
+        workers.fail()
+    workers.fail("mail.welcome")
+    visitor = new_visitor("operate")
+    counted = await visitor.post("/tasks/all/retry/count", name="charge", state="FAILED", since="1h")
+    assert counted.status_code == 200
+    assert "<h1>Retry 3 tasks?</h1>" in counted.text
+    assert await app.abulk_actions() == []
+    fields = {name: field(counted.text, name) for name in ("name", "state", "since", "digest")}
+    assert fields["since"] != "1h", "the moment is fixed, so that the same tasks are retried"
+    changed = await visitor.post("/tasks/all/retry", **fields | {"name": "mail.welcome"})
+    assert changed.status_code == 409
+    assert await app.abulk_actions() == []
+    followed = await visitor.act("/tasks/all/retry", **fields, reason="the bank is back")
+    assert "The action was requested" in followed
+    (action,) = await app.abulk_actions()
+    assert (action.action, action.requested_by, action.origin) == ("retry", "operate-user", "web")
+    (entry,) = await app.aaudit_log()
+    assert (entry.actor, entry.origin, entry.note) == ("operate-user", "web", "the bank is back")
+
+
+async def test_ticked_tasks_change_one_by_one_and_the_refused_ones_are_reported(
+    app: App, workers: Workers, new_visitor: NewVisitor
+) -> None:  # O4
+    failed, waiting = workers.fail(), workers.send("mail.welcome")
+    answer = await new_visitor("operate").client.post(
+        "/tasks/ticked/retry",
+        json={"id": [str(failed), str(waiting), "nonsense"]},
+        headers={**SAME_ORIGIN, "x-test-role": "operate", "accept": "application/json"},
+    )
+    document = answer.json()
+    assert document["done"] == [str(failed)]
+    assert set(document["refused"]) == {str(waiting), "nonsense"}
+    assert (await app.ainfo(failed)).state == "PENDING"
+    (entry,) = await app.aaudit_log()
+    assert (entry.action, entry.actor, entry.origin, UUID(entry.target or "")) == (
+        "retry",
+        "operate-user",
+        "web",
+        failed,
+    )
