@@ -45,7 +45,7 @@ async def test_failures_are_grouped_and_the_heading_names_the_largest_group(
 async def test_all_filters_of_the_command_line_select_tasks(
     workers: Workers, new_visitor: NewVisitor
 ) -> None:
-    failed = workers.fail(key="k-1", queue="bank", labels=b'{"tenant": "acme"}')
+    failed = workers.fail(key="k-1", queue="bank", labels='{"tenant": "acme"}')
     workers.send("mail.welcome")
     visitor = new_visitor()
 

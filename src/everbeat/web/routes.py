@@ -9,7 +9,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from everbeat.web.page import Answer, Visit
-from everbeat.web.pages import basics, bulk, tasks
+from everbeat.web.pages import basics, bulk, task, tasks
 from everbeat.web.rights import Role
 
 
@@ -25,6 +25,10 @@ class Route(Struct, frozen=True, kw_only=True):
     method: Literal["GET", "POST"] = "GET"
     changes: bool = False
     needs_database: bool = True
+
+
+def _action(path: str, serve: Callable[[Visit], Awaitable[Answer]], *, role: Role = Role.OPERATE) -> Route:
+    return Route(path=path, serve=serve, role=role, method="POST", changes=True)
 
 
 def _changes_of_tasks() -> Iterator[Route]:
@@ -47,4 +51,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route(path="/tasks", serve=tasks.show, role=Role.SEE),
     Route(path="/tasks/search", serve=tasks.search, role=Role.READ, method="POST"),
     *_changes_of_tasks(),
+    Route(path="/tasks/{id}", serve=task.show, role=Role.SEE),
+    _action("/tasks/{id}/retry", task.retry),
+    _action("/tasks/{id}/cancel", task.cancel),
+    _action("/tasks/{id}/run_now", task.run_now),
+    _action("/tasks/{id}/signal", task.signal),
 )

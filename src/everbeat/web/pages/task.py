@@ -1,0 +1,270 @@
+"""The page of one task: why it is where it is, its attempts as lanes, what it has recorded, and its actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct, structs
+
+from everbeat.client.database_access import database_of
+from everbeat.domain.documents import task_document
+from everbeat.domain.explain.reasons import Explanation, Reason, ReasonCode
+from everbeat.domain.inspection import CancelVerdict, HeartbeatInfo, TaskInfo
+from everbeat.domain.task.questions import is_answer
+from everbeat.domain.task.states import TASK_TERMINAL_STATES, TaskState
+from everbeat.store.plan import ask
+from everbeat.store.recorded import list_steps, read_checkpoint
+from everbeat.web.filters import to_uuid
+from everbeat.web.hiding import HIDDEN
+from everbeat.web.page import Answer, Done, Page, Visit
+from everbeat.web.pages.tasks import look_of
+from everbeat.web.refusals import Refusal
+
+_MOST_BEATS: Final = 200
+_LONGEST_LANES: Final = 50
+_WITHOUT_TEXTS: Final = frozenset(
+    {
+        ReasonCode.NO_WORKER, ReasonCode.WORKER_NOT_STARTED, ReasonCode.LIVENESS_UNKNOWN, ReasonCode.WORKERS_QUIET,
+        ReasonCode.QUEUE_NOT_SERVED, ReasonCode.NAME_UNKNOWN, ReasonCode.SCHEDULED, ReasonCode.SLEEPING,
+        ReasonCode.WAITING_FOR_CHILDREN, ReasonCode.ALL_PAUSED, ReasonCode.TASK_PAUSED, ReasonCode.QUEUE_PAUSED,
+        ReasonCode.SERIAL_LINE, ReasonCode.LIMIT_PAUSED, ReasonCode.LIMIT_REACHED, ReasonCode.RATE_REACHED,
+        ReasonCode.FAIRNESS_TURN, ReasonCode.SLOTS_BUSY, ReasonCode.IN_LINE, ReasonCode.DEADLINE_PASSED,
+        ReasonCode.DEADLINE_TOO_EARLY, ReasonCode.DEADLINE_NEAR, ReasonCode.CLAIMED, ReasonCode.CANCEL_REQUESTED,
+        ReasonCode.LOCKED, ReasonCode.DATABASE_READ_ONLY, ReasonCode.RECOVERY_OFF, ReasonCode.NOBODY_SWEEPS,
+    }
+)  # fmt: skip
+"""The reasons whose text never contains a text of the task's code. The texts of all others are hidden if the task's payloads are."""
+_TONES: Final = {
+    "COMPLETED": "live",
+    "RUNNING": "run",
+    "CLAIMED": "wait",
+    "SUSPENDED": "sleep",
+    "RELEASED": "wait",
+    "CANCELLED": "wait",
+}
+
+
+class Lane(Struct, frozen=True, kw_only=True):
+    """One attempt on the common time axis. `left`, `width` and `beats` are percentages of the axis."""
+
+    number: int
+    worker_id: str
+    outcome: str
+    tone: str
+    started_at: datetime
+    seconds: float
+    left: float
+    width: float
+    beats: Sequence[float]
+    code: str | None
+    message: str
+    is_open: bool
+
+
+class Mark(Struct, frozen=True):
+    """A moment on the axis, as a percentage and as a time."""
+
+    left: float
+    at: datetime
+
+
+async def show(visit: Visit) -> Answer:
+    """Return the page of a task. Raises TaskNotFound."""
+    task_id = to_uuid(visit.path_values["id"], what="task")
+    app, access = visit.app, database_of(visit.app)
+    task = await visit.part("The task", app.ainfo(task_id), None)
+    if task is None:
+        return Page(
+            template="task.html",
+            title="Task",
+            says="The task could not be read",
+            data={"task": None},
+            status=503,
+        )
+    found = await visit.parts(
+        explanation=("The reasons", app.aexplain(task_id), None),
+        steps=("The recorded steps", access.arun(ask(list_steps(task_id))), None),
+        checkpoint=("The checkpoint", access.arun(ask(read_checkpoint(task_id))), None),
+        streams=("The streams", app.handle(task_id).astreams(), None),
+        beats=("The heartbeats", app.aheartbeats(task_id, limit=_MOST_BEATS), []),
+    )
+    hiding = visit.hiding
+    explanation = _shown_reasons(visit, found["explanation"])
+    shown = hiding.info(task)
+    steps = (
+        None if found["steps"] is None else [_shown_step(visit, task.name, each) for each in found["steps"]]
+    )
+    checkpoint = found["checkpoint"]
+    data = {
+        "task": task_document(shown),
+        "explanation": explanation,
+        "steps": steps,
+        "checkpoint": hiding.payload(
+            task.name, _decoded(checkpoint.text, is_cut=checkpoint.is_cut) if checkpoint else None
+        ),
+        "streams": found["streams"],
+        "heartbeats": found["beats"],
+    }
+    lanes, marks = lanes_of(shown, found["beats"], now=visit.now)
+    more = {
+        "info": shown,
+        "look": look_of(shown, now=visit.now),
+        "lanes": lanes,
+        "marks": marks,
+        "can_retry": task.state in TASK_TERMINAL_STATES
+        and task.state is not TaskState.COMPLETED
+        and task.workflow_id is None,
+        "can_cancel": task.state not in TASK_TERMINAL_STATES,
+        "can_run_now": task.state is TaskState.PENDING
+        and task.waits_for is None
+        and task.enqueued_at > visit.now,
+        "is_asking": is_answer(task.waits_for),
+    }
+    return Page(
+        template="task.html",
+        title=task.name,
+        says=_sentence(shown, explanation),
+        data=data,
+        more=more,
+        command=f"everbeat explain {task_id}",
+    )
+
+
+def _sentence(task: TaskInfo, explanation: Explanation | None) -> str:
+    if explanation is not None and explanation.reasons:
+        text = explanation.reasons[0].text
+        if text != HIDDEN:
+            return f"{text[:1].upper()}{text[1:]}"
+    return f"It is {task.state.value.lower()}"
+
+
+def _shown_reasons(visit: Visit, found: Explanation | None) -> Explanation | None:
+    if found is None or not visit.hiding.touches(found.name):
+        return found
+    return structs.replace(
+        found,
+        reasons=tuple(_without_text(each) for each in found.reasons),
+        second_runs=tuple(_without_text(each) for each in found.second_runs),
+    )
+
+
+def _without_text(reason: Reason) -> Reason:
+    return reason if reason.code in _WITHOUT_TEXTS else structs.replace(reason, text=HIDDEN)
+
+
+def _shown_step(visit: Visit, task: str, step: Any) -> dict[str, Any]:
+    document = structs.asdict(step)
+    value = None if step.result is None else _decoded(step.result, is_cut=bool(step.is_cut))
+    return document | {"result": visit.hiding.payload(task, value)}
+
+
+def _decoded(text: str, *, is_cut: bool) -> Any:
+    """Return a stored JSON text as a value, or as its text if only its beginning was read."""
+    if is_cut:
+        return f"{text}…"
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeError):
+        return text
+
+
+def lanes_of(
+    task: TaskInfo, beats: Sequence[HeartbeatInfo], *, now: datetime
+) -> tuple[list[Lane], list[Mark]]:
+    """Return the attempts on one time axis, which begins with the first of them and ends with the last, or now."""
+    ended = task.attempts[-_LONGEST_LANES:]
+    begins = [each.started_at for each in ended]
+    ends = [each.ended_at for each in ended]
+    open_since = task.started_at or task.claimed_at if task.claimed else None
+    if open_since is not None:
+        begins.append(open_since)
+        ends.append(max(now, open_since))
+    if not begins:
+        return [], []
+    first, last = min(begins), max(ends)
+    whole = max((last - first).total_seconds(), 0.001)
+
+    def place(moment: datetime) -> float:
+        return round(min(max((moment - first).total_seconds() / whole, 0.0), 1.0) * 92 + 2, 2)
+
+    def lane(began: datetime, over: datetime, **more: Any) -> Lane:
+        ticks = [place(beat.sent_at) for beat in beats if began <= beat.sent_at <= over]
+        width = round(max(place(over) - place(began), 0.4), 2)
+        return Lane(
+            started_at=began,
+            seconds=(over - began).total_seconds(),
+            left=place(began),
+            width=width,
+            beats=ticks,
+            **more,
+        )
+
+    lanes = [
+        lane(
+            each.started_at, each.ended_at, number=each.attempt, worker_id=each.worker_id, outcome=each.outcome,
+            tone=_TONES.get(each.outcome, "dead"), code=None if each.error is None else each.error.code,
+            message="" if each.error is None else each.error.message, is_open=False,
+        )
+        for each in ended
+    ]  # fmt: skip
+    if open_since is not None:
+        lanes.append(
+            lane(
+                open_since, max(now, open_since), number=task.attempt, worker_id=task.claimed_by_worker_id or "unknown",
+                outcome=task.state.value, tone=_TONES[task.state.value], code=None, message="", is_open=True,
+            )
+        )  # fmt: skip
+    marks = [
+        Mark(place(first + timedelta(seconds=whole * part / 4)), first + timedelta(seconds=whole * part / 4))
+        for part in range(5)
+    ]
+    return lanes, marks
+
+
+def _id(visit: Visit) -> UUID:
+    return to_uuid(visit.path_values["id"], what="task")
+
+
+def _back(visit: Visit, says: str, **data: Any) -> Done:
+    task_id = _id(visit)
+    return Done(goto=visit.link(f"/tasks/{task_id}"), says=says, data={"id": task_id, **data})
+
+
+async def retry(visit: Visit) -> Answer:
+    """Run an ended task again. Raises TaskNotFound or TaskNotRetryable."""
+    await visit.app.aretry(_id(visit))
+    return _back(visit, "The task will run again.")
+
+
+async def cancel(visit: Visit) -> Answer:
+    """Cancel a task, or ask its worker to stop it. Raises TaskNotFound."""
+    result = await visit.app.acancel(_id(visit))
+    says = {
+        CancelVerdict.CANCELLED: "The task is cancelled.",
+        CancelVerdict.REQUESTED: "Its worker was asked to stop the task.",
+        CancelVerdict.ALREADY_ENDED: "The task had already ended, and does not change.",
+    }
+    return _back(visit, says[result.verdict], verdict=result.verdict, state=result.state)
+
+
+async def run_now(visit: Visit) -> Answer:
+    """Make a scheduled or retrying task due. Raises TaskNotFound or ActionRefused."""
+    await visit.app.arun_now(_id(visit))
+    return _back(visit, "The task is due now.")
+
+
+async def signal(visit: Visit) -> Answer:
+    """Send a signal to a task. Its value is JSON. Raises TaskNotFound, SignalRefused or PayloadError."""
+    name, text = visit.form.require("name"), visit.form.get("value") or "null"
+    try:
+        value: Any = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeError):
+        raise Refusal(
+            400, "WRONG_FORM", "The value is not JSON.", fix='put quotes around a text: "yes".'
+        ) from None
+    await visit.app.asignal(_id(visit), name, value)
+    return _back(visit, "The signal is stored.", name=name)

@@ -1,0 +1,128 @@
+"""The page of one task: its lanes and records, hostile and hidden values, and its actions."""
+
+from __future__ import annotations
+
+import json
+from html import unescape
+from uuid import uuid4
+
+from everbeat import App
+from everbeat.store import leases
+from tests.web.conftest import NewVisitor, Workers
+
+HOSTILE = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}\u202e"
+
+
+async def test_the_page_begins_with_the_reason_and_shows_the_attempt_as_a_lane(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:
+    running = workers.start("charge", key="k-1", arguments={"order": "o-1"})
+    visitor = new_visitor()
+    page = await visitor.get(f"/tasks/{running.id}")
+    assert page.status_code == 200
+    assert '<h1 class="anywhere">charge' in page.text
+    assert "runs attempt 1" in page.text
+    assert page.text.count('class="lane-row h2"') == 1
+    assert "o-1" in page.text
+    document = await visitor.json(f"/tasks/{running.id}")
+    assert document["task"]["state"] == "RUNNING"
+    assert document["explanation"]["reasons"][0]["code"] == "RUNNING"
+    assert document["missing"] == []
+
+
+async def test_a_task_that_does_not_exist_is_not_found(new_visitor: NewVisitor) -> None:
+    visitor = new_visitor()
+    assert (await visitor.get(f"/tasks/{uuid4()}")).status_code == 404
+    assert (await visitor.get("/tasks/nonsense")).status_code == 404
+    assert (await visitor.json(f"/tasks/{uuid4()}", status=404))["error"]["code"] == "TASK_NOT_FOUND"
+
+
+async def test_hostile_names_arguments_and_errors_are_shown_as_text(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:  # O3
+    name = "<b>bold</b>\"onmouseover='x'"
+    error = {
+        "code": HOSTILE,
+        "message": HOSTILE,
+        "type": HOSTILE,
+        "traceback": HOSTILE,
+        "data": {HOSTILE: HOSTILE},
+    }
+    labels = json.dumps({"tenant": HOSTILE})
+    failed = workers.fail(name, arguments={HOSTILE: HOSTILE}, error=error, key=HOSTILE, labels=labels)
+    visitor = new_visitor()
+    for path in ("/tasks", "/tasks?state=FAILED", f"/tasks/{failed}"):
+        page = await visitor.get(path)
+        assert page.status_code == 200
+        for dangerous in ("<script>alert", "<img src=x", "<b>bold", "\u202e", "49"):
+            assert dangerous not in page.text.replace(str(failed), "").replace("0.49", ""), (path, dangerous)
+        assert "<script>alert('x')</script>" in unescape(page.text)
+        assert "\\u202e" in page.text
+    assert (await visitor.json(f"/tasks/{failed}"))["task"]["arguments"] == {HOSTILE: HOSTILE}
+
+
+SECRET = "4242-secret-4242"
+
+
+async def test_hidden_payloads_are_in_no_response(
+    app: App, workers: Workers, new_visitor: NewVisitor
+) -> None:  # O3
+    def everywhere(code: str) -> dict[str, object]:
+        return {
+            "code": code, "message": f"declined {SECRET}", "type": "shop.Declined",
+            "traceback": f"Traceback: {SECRET}", "data": {"card": SECRET},
+        }  # fmt: skip
+
+    arguments = {"order": "o-1", "nested": [{"card": SECRET}]}
+    failed = workers.fail("charge", arguments=arguments, error=everywhere("DECLINED"))
+    running = workers.start("charge", arguments=arguments)
+    progress = json.dumps({"stage": SECRET, "message": SECRET}).encode()
+    assert workers.db.run(leases.record_progress(running.id, running.claim_id, progress))
+    retried = workers.start("charge", arguments=arguments)
+    workers.db.settle(
+        retried, "FAILED", error=json.dumps(everywhere("DECLINED")).encode(), retry_in_ms=3_600_000
+    )
+    workers.db.connection.execute(
+        workers.db.plain(
+            "insert into {schema}.steps (task_id, kind, name, result, attempt) values (%s, 'step', 'pay', %s::json, 1)"
+        ),
+        [running.id, json.dumps({"card": SECRET})],
+    )
+    paths = ["/tasks", "/tasks?state=FAILED", *(f"/tasks/{one}" for one in (failed, running.id, retried.id))]
+    clear = new_visitor("read")
+    assert all([SECRET in (await clear.get(path)).text for path in paths if "/tasks/" in path])
+    for visitor in (
+        new_visitor("see"),
+        new_visitor("admin", hide=["charge"]),
+        new_visitor("admin", hide=["*:card"]),
+        new_visitor("admin", hide=["ch*:c?rd"]),
+    ):
+        for path in paths:
+            assert SECRET not in (await visitor.get(path)).text, path
+            assert SECRET not in json.dumps(await visitor.json(path.partition("?")[0])), path
+    partly = (await new_visitor("admin", hide=["*:card"]).json(f"/tasks/{failed}"))["task"]
+    assert partly["arguments"] == {"order": "o-1", "nested": [{"card": "hidden"}]}
+    assert (partly["error"]["code"], partly["error"]["message"]) == ("DECLINED", "hidden")
+
+
+async def test_the_actions_of_a_task_change_its_row_and_leave_an_audit_row(
+    app: App, workers: Workers, new_visitor: NewVisitor
+) -> None:  # O4
+    failed, scheduled, running = workers.fail(), workers.send(delay_ms=3_600_000), workers.start("charge")
+    visitor = new_visitor("operate")
+    assert "The task will run again" in await visitor.act(f"/tasks/{failed}/retry")
+    assert (await app.ainfo(failed)).state == "PENDING"
+    assert "The task is due now" in await visitor.act(f"/tasks/{scheduled}/run_now")
+    assert "asked to stop the task" in await visitor.act(f"/tasks/{running.id}/cancel")
+    assert (await app.ainfo(running.id)).cancel_requested_at is not None
+    assert "The signal is stored" in await visitor.act(
+        f"/tasks/{running.id}/signal", name="go", value='{"by": "ann"}'
+    )
+    entries = await app.aaudit_log()
+    assert [(each.action, each.actor, each.origin) for each in entries] == [
+        (action, "operate-user", "web") for action in ("signal", "cancel", "run_now", "retry")
+    ]
+    refused = await visitor.post(f"/tasks/{failed}/retry")
+    assert refused.status_code == 409
+    assert (await visitor.post(f"/tasks/{running.id}/signal", name="go", value="{")).status_code == 400
+    assert len(await app.aaudit_log()) == 4
