@@ -14,6 +14,8 @@ import pytest
 from starlette.requests import Request
 
 from everbeat import App
+from everbeat.domain.task.steps import ANSWER_PREFIX
+from everbeat.store import steps
 from everbeat.store.target import Target
 from everbeat.web import Role, User, Web
 from tests.store.conftest import StoreHarness
@@ -93,6 +95,19 @@ class Workers:
         assert (
             self.db.settle(claimed, "FAILED", error=json.dumps(stored | (error or {})).encode()) == "FAILED"
         )
+        return claimed.id
+
+    def ask(self, text: str, *, note: str | None = None, **kind: Any) -> UUID:
+        """Send a task whose code asks a person, and suspend it."""
+        claimed = self.start()
+        asked = json.dumps({"text": text, "type": kind, "note": note})
+        event = f"{ANSWER_PREFIX}refund"
+        self.db.run(
+            steps.wait_for_signal(
+                claimed.id, claimed.claim_id, name=event, event=event, timeout_ms=None, question=asked
+            )
+        )
+        assert self.db.settle(claimed, "SUSPENDED") == "PENDING"
         return claimed.id
 
 

@@ -10,7 +10,7 @@ from everbeat import App
 from everbeat.store import leases
 from tests.web.conftest import NewVisitor, Workers
 
-HOSTILE = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}\u202e"
+HOSTILE = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>{{ 1234*4321 }}\u202e"
 
 
 async def test_the_page_begins_with_the_reason_and_shows_the_attempt_as_a_lane(
@@ -54,8 +54,8 @@ async def test_hostile_names_arguments_and_errors_are_shown_as_text(
     for path in ("/tasks", "/tasks?state=FAILED", f"/tasks/{failed}"):
         page = await visitor.get(path)
         assert page.status_code == 200
-        for dangerous in ("<script>alert", "<img src=x", "<b>bold", "\u202e", "49"):
-            assert dangerous not in page.text.replace(str(failed), "").replace("0.49", ""), (path, dangerous)
+        for dangerous in ("<script>alert", "<img src=x", "<b>bold", "\u202e", "5332114"):
+            assert dangerous not in page.text, (path, dangerous)
         assert "<script>alert('x')</script>" in unescape(page.text)
         assert "\\u202e" in page.text
     assert (await visitor.json(f"/tasks/{failed}"))["task"]["arguments"] == {HOSTILE: HOSTILE}
@@ -99,7 +99,8 @@ async def test_hidden_payloads_are_in_no_response(
     ):
         for path in paths:
             assert SECRET not in (await visitor.get(path)).text, path
-            assert SECRET not in json.dumps(await visitor.json(path.partition("?")[0])), path
+            document = json.dumps(await visitor.json(path.partition("?")[0]))
+            assert SECRET not in document, (path, document[document.index(SECRET) - 200 :][:300])
     partly = (await new_visitor("admin", hide=["*:card"]).json(f"/tasks/{failed}"))["task"]
     assert partly["arguments"] == {"order": "o-1", "nested": [{"card": "hidden"}]}
     assert (partly["error"]["code"], partly["error"]["message"]) == ("DECLINED", "hidden")

@@ -228,7 +228,7 @@ class Web:
         except DatabaseError as problem:
             return Vitals(problem=problem.message)
         with self.access.reading_from(reading):
-            return await self.vitals.read(self.app, now=visit.now)
+            return await self.vitals.read(self.app, now=visit.now, fresh=bool(visit.unread))
 
     async def _refused(self, visit: Visit | None, request: Request, refusal: Refusal) -> Response:
         if wants_json(request):

@@ -54,7 +54,7 @@ class Hiding:
 
     def payload(self, task: str, value: Any) -> Any:
         """Return another payload of the task, or "hidden" if the task has a rule. None stays None."""
-        return HIDDEN if value is not None and self.touches(task) else value
+        return blanked(value) if self.touches(task) else value
 
     def text(self, task: str, text: str) -> str:
         """Return a text that the task's code has written, or "hidden"."""
@@ -62,9 +62,7 @@ class Hiding:
 
     def error(self, task: str, error: TaskError | None) -> TaskError | None:
         """Return an error. A hidden one keeps its code and its class."""
-        if error is None or not self.touches(task):
-            return error
-        return TaskError(error.code, HIDDEN, type=error.type)
+        return concealed(error) if self.touches(task) else error
 
     def summary(self, task: TaskSummary) -> TaskSummary:
         """Return a task of a list without its hidden texts."""
@@ -97,6 +95,7 @@ class Hiding:
             failed_try=self._failed_try(task),
             attempts=attempts,
             recoveries=recoveries,
+            waiting_because=_hidden(task.waiting_because),
         )
 
     def _progress(self, progress: Progress | None) -> Progress | None:
@@ -111,6 +110,16 @@ class Hiding:
         if tried is None:
             return None
         return structs.replace(tried, message=HIDDEN)
+
+
+def concealed(error: TaskError | None) -> TaskError | None:
+    """Return an error with its code and its class only."""
+    return None if error is None else TaskError(error.code, HIDDEN, type=error.type)
+
+
+def blanked(value: Any) -> Any:
+    """Return "hidden" in place of a value. None stays None."""
+    return None if value is None else HIDDEN
 
 
 def hiding_of(rules: Sequence[str]) -> tuple[_Rule, ...]:
@@ -158,8 +167,4 @@ def _plain_part(certificate: Mapping[str, Any] | None) -> Mapping[str, Any] | No
     if certificate is None:
         return None
     shown = _OF_DEATHS - _OF_USER_CODE
-    return {key: value if key in shown else _hidden_value(value) for key, value in certificate.items()}
-
-
-def _hidden_value(value: Any) -> Any:
-    return None if value is None else HIDDEN
+    return {key: value if key in shown else blanked(value) for key, value in certificate.items()}

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from everbeat.web.page import Answer, Visit
-from everbeat.web.pages import basics, bulk, task, tasks
+from everbeat.web.pages import audit, basics, bulk, inbox, queues, schedules, system, task, tasks, workflows
 from everbeat.web.rights import Role
 
 
@@ -56,4 +56,25 @@ ROUTES: Final[tuple[Route, ...]] = (
     _action("/tasks/{id}/cancel", task.cancel),
     _action("/tasks/{id}/run_now", task.run_now),
     _action("/tasks/{id}/signal", task.signal),
+    Route(path="/queues", serve=queues.show, role=Role.SEE),
+    _action("/queues/pause", queues.pause),
+    _action("/queues/resume", queues.resume),
+    Route(path="/workflows", serve=workflows.show, role=Role.SEE),
+    Route(path="/workflows/{id}", serve=workflows.show_one, role=Role.SEE),
+    _action("/workflows/{id}/pause", workflows.pause),
+    _action("/workflows/{id}/resume", workflows.resume),
+    _action("/workflows/{id}/cancel", workflows.cancel),
+    _action("/workflows/{id}/retry", workflows.retry),
+    Route(path="/schedules", serve=schedules.show, role=Role.SEE),
+    _action("/schedules/pause", schedules.pause),
+    _action("/schedules/resume", schedules.resume),
+    _action("/schedules/run", schedules.run),
+    _action("/schedules/delete", schedules.delete, role=Role.ADMIN),
+    Route(path="/schedules/{name:path}", serve=schedules.show_one, role=Role.SEE),
+    Route(path="/inbox", serve=inbox.show, role=Role.SEE),
+    _action("/inbox/{id}", inbox.answer),
+    Route(path="/audit", serve=audit.show, role=Role.SEE),
+    _action("/audit/{id}/stop", audit.stop),
+    Route(path="/system", serve=system.show, role=Role.READ, needs_database=False),
+    Route(path="/system/examine", serve=system.examine, role=Role.READ, method="POST", needs_database=False),
 )

@@ -49,10 +49,10 @@ class VitalsWatch:
         self._clock = SystemClock()
         self._reading = asyncio.Lock()
 
-    async def read(self, app: App, *, now: datetime) -> Vitals:
-        """Return the vitals. Never raises DatabaseError."""
+    async def read(self, app: App, *, now: datetime, fresh: bool = False) -> Vitals:
+        """Return the vitals. `fresh`: look again, because a part of the page could not be read. Never raises DatabaseError."""
         async with self._reading:
-            if self._clock.monotonic() >= self._until:
+            if fresh or self._clock.monotonic() >= self._until:
                 self._last = await _read(app, now=now)
                 self._until = self._clock.monotonic() + _FRESH_S
         return self._last

@@ -88,8 +88,13 @@ _STYLE: Final = """\
 """
 
 
-def svg(picture: Picture, *, title: str) -> str:
-    """Return the picture as an SVG document. `title` is the text for tooltips and screen readers."""
+def svg(
+    picture: Picture, *, title: str, links: Mapping[str, str] | None = None, is_styled: bool = True
+) -> str:
+    """Return the picture as an SVG document. `title` is the text for tooltips and screen readers.
+
+    `links` maps the keys of boxes to addresses. Without `is_styled`, the page that contains the picture styles it.
+    """
     boxes = {box.key: box for box in picture.boxes}
     found = layered({box.key: box.needs for box in picture.boxes})
     texts = {key: _texts(box) for key, box in boxes.items()}
@@ -102,7 +107,7 @@ def svg(picture: Picture, *, title: str) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}">',
         f"  <title>{_text(title)}</title>",
-        f"  <style>\n{_STYLE}  </style>",
+        *([f"  <style>\n{_STYLE}  </style>"] if is_styled else []),
         '  <defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0 L8 4 L0 8 z"/></marker></defs>',
     ]
@@ -112,13 +117,15 @@ def svg(picture: Picture, *, title: str) -> str:
     ]
     for place in places:
         if not place.is_bend:
-            parts += _box(
+            box = _box(
                 boxes[place.key],
                 texts[place.key],
                 left=_MARGIN + middles[place] - widths[place] / 2,
                 top=tops[rows[place]],
                 width=widths[place],
             )
+            address = (links or {}).get(place.key)
+            parts += box if address is None else [f'  <a href="{escape(address)}">', *box, "  </a>"]
     if picture.left_out:
         rest = (
             f"and {amount(picture.left_out, 'more node, which is', plural='more nodes, which are')} not drawn"

@@ -12,32 +12,20 @@ from msgspec import Struct, structs
 
 from everbeat.client.database_access import database_of
 from everbeat.domain.documents import task_document
-from everbeat.domain.explain.reasons import Explanation, Reason, ReasonCode
+from everbeat.domain.explain.reasons import Explanation
 from everbeat.domain.inspection import CancelVerdict, HeartbeatInfo, TaskInfo
 from everbeat.domain.task.questions import is_answer
 from everbeat.domain.task.states import TASK_TERMINAL_STATES, TaskState
 from everbeat.store.plan import ask
 from everbeat.store.recorded import list_steps, read_checkpoint
 from everbeat.web.filters import to_uuid
-from everbeat.web.hiding import HIDDEN
 from everbeat.web.page import Answer, Done, Page, Visit
 from everbeat.web.pages.tasks import look_of
+from everbeat.web.reasons import lead_of, shown_reasons
 from everbeat.web.refusals import Refusal
 
 _MOST_BEATS: Final = 200
 _LONGEST_LANES: Final = 50
-_WITHOUT_TEXTS: Final = frozenset(
-    {
-        ReasonCode.NO_WORKER, ReasonCode.WORKER_NOT_STARTED, ReasonCode.LIVENESS_UNKNOWN, ReasonCode.WORKERS_QUIET,
-        ReasonCode.QUEUE_NOT_SERVED, ReasonCode.NAME_UNKNOWN, ReasonCode.SCHEDULED, ReasonCode.SLEEPING,
-        ReasonCode.WAITING_FOR_CHILDREN, ReasonCode.ALL_PAUSED, ReasonCode.TASK_PAUSED, ReasonCode.QUEUE_PAUSED,
-        ReasonCode.SERIAL_LINE, ReasonCode.LIMIT_PAUSED, ReasonCode.LIMIT_REACHED, ReasonCode.RATE_REACHED,
-        ReasonCode.FAIRNESS_TURN, ReasonCode.SLOTS_BUSY, ReasonCode.IN_LINE, ReasonCode.DEADLINE_PASSED,
-        ReasonCode.DEADLINE_TOO_EARLY, ReasonCode.DEADLINE_NEAR, ReasonCode.CLAIMED, ReasonCode.CANCEL_REQUESTED,
-        ReasonCode.LOCKED, ReasonCode.DATABASE_READ_ONLY, ReasonCode.RECOVERY_OFF, ReasonCode.NOBODY_SWEEPS,
-    }
-)  # fmt: skip
-"""The reasons whose text never contains a text of the task's code. The texts of all others are hidden if the task's payloads are."""
 _TONES: Final = {
     "COMPLETED": "live",
     "RUNNING": "run",
@@ -127,33 +115,24 @@ async def show(visit: Visit) -> Answer:
     return Page(
         template="task.html",
         title=task.name,
-        says=_sentence(shown, explanation),
+        says=lead_of(
+            explanation.reasons if explanation else (), otherwise=f"It is {task.state.value.lower()}"
+        ),
         data=data,
         more=more,
         command=f"everbeat explain {task_id}",
     )
 
 
-def _sentence(task: TaskInfo, explanation: Explanation | None) -> str:
-    if explanation is not None and explanation.reasons:
-        text = explanation.reasons[0].text
-        if text != HIDDEN:
-            return f"{text[:1].upper()}{text[1:]}"
-    return f"It is {task.state.value.lower()}"
-
-
 def _shown_reasons(visit: Visit, found: Explanation | None) -> Explanation | None:
-    if found is None or not visit.hiding.touches(found.name):
-        return found
+    if found is None:
+        return None
+    hides = visit.hiding.touches(found.name)
     return structs.replace(
         found,
-        reasons=tuple(_without_text(each) for each in found.reasons),
-        second_runs=tuple(_without_text(each) for each in found.second_runs),
+        reasons=shown_reasons(found.reasons, hides=hides),
+        second_runs=shown_reasons(found.second_runs, hides=hides),
     )
-
-
-def _without_text(reason: Reason) -> Reason:
-    return reason if reason.code in _WITHOUT_TEXTS else structs.replace(reason, text=HIDDEN)
 
 
 def _shown_step(visit: Visit, task: str, step: Any) -> dict[str, Any]:

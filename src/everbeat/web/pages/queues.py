@@ -1,0 +1,151 @@
+"""Queues and limits: where tasks wait, what is paused and by whom, and who holds the permits of a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+from everbeat.app import App
+from everbeat.domain.inspection import Pause, QueueInfo, WorkerInfo
+from everbeat.domain.limit.inspection import LimitInfo
+from everbeat.errors.wording import amount, some
+from everbeat.web import wording
+from everbeat.web.page import Answer, Done, Page, Visit
+from everbeat.web.refusals import Refusal
+
+_MOST_WORKERS: Final = 1_000
+_MOST_DETAILED: Final = 12
+"""For how many limits with permits in use the holders are read."""
+_MOST_PLACES: Final = 60
+_SLOW_S: Final = 60.0
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """A queue, its pause, and how many live workers serve it (None: the workers could not be read)."""
+
+    queue: QueueInfo
+    pause: Pause | None
+    served_by: int | None
+
+
+async def show(visit: Visit) -> Answer:
+    """Return the queues with their counts, the pauses, and the limits with the holders of their permits."""
+    app = visit.app
+    found = await visit.parts(
+        queues=("The queues", app.aqueues(), None),
+        pauses=("The pauses", app.alist_pauses(), None),
+        workers=("The workers", app.alist_active_workers(limit=_MOST_WORKERS), None),
+        limits=("The limits", _limits(app), None),
+    )
+    queues, pauses, limits = found["queues"], found["pauses"], found["limits"]
+    rows = _rows(queues or [], pauses or [], found["workers"])
+    data = {"queues": queues, "pauses": pauses, "limits": limits}
+    more = {
+        "rows": rows,
+        "everything": next((pause for pause in pauses or () if pause.kind == "all"), None),
+        "task_pauses": [pause for pause in pauses or () if pause.kind == "task"],
+        "most_places": _MOST_PLACES,
+        "slow_s": _SLOW_S,
+    }
+    return Page(
+        template="queues.html",
+        title="Queues and limits",
+        says=_sentence(queues, pauses, rows),
+        data=data,
+        more=more,
+        command="everbeat queues",
+    )
+
+
+async def _limits(app: App) -> list[LimitInfo]:
+    """Return the limits. Those with permits in use or with waiting tasks come first, with their holders."""
+    listed = await app.alimits()
+    busy = [limit for limit in listed if limit.held or limit.waiting]
+    busy.sort(key=lambda limit: (-limit.waiting, -limit.held, limit.name))
+    detailed = [await app.alimit_info(limit.name) for limit in busy[:_MOST_DETAILED]]
+    names = {limit.name for limit in detailed}
+    return [*detailed, *(limit for limit in listed if limit.name not in names)]
+
+
+def _rows(
+    queues: Sequence[QueueInfo], pauses: Sequence[Pause], workers: Sequence[WorkerInfo] | None
+) -> list[Row]:
+    paused = {pause.name: pause for pause in pauses if pause.kind == "queue"}
+    known = {queue.name: queue for queue in queues}
+    known |= {name: QueueInfo(name=name) for name in paused if name not in known}
+    rows = [
+        Row(queue=queue, pause=paused.get(queue.name), served_by=_serving(queue.name, workers))
+        for queue in known.values()
+    ]
+    return sorted(
+        rows, key=lambda row: (-(row.queue.oldest_due_s or 0.0), -row.queue.pending, row.queue.name)
+    )
+
+
+def _serving(queue: str, workers: Sequence[WorkerInfo] | None) -> int | None:
+    if workers is None:
+        return None
+    return sum(worker.queues is None or queue in worker.queues for worker in workers if not worker.is_stale)
+
+
+def _sentence(queues: Sequence[QueueInfo] | None, pauses: Sequence[Pause] | None, rows: Sequence[Row]) -> str:
+    if queues is None:
+        return "The queues could not be read"
+    if any(pause.kind == "all" for pause in pauses or ()):
+        return "Everything is paused: no worker claims a task"
+    unserved = [row.queue.name for row in rows if row.served_by == 0 and row.queue.pending]
+    if unserved:
+        verb = "has" if len(unserved) == 1 else "have"
+        return f"{some(unserved, limit=3)} {verb} due tasks, and no worker serves {'it' if len(unserved) == 1 else 'them'}"
+    due = [row for row in rows if row.queue.pending]
+    if not due:
+        return "No queue has a due task" if not rows else f"Nothing is due in {amount(len(rows), 'queue')}"
+    first = due[0].queue
+    if due[0].pause is not None:
+        return f"{first.name} is paused, and its oldest due task has waited for {wording.span(first.oldest_due_s)}"
+    return (
+        f"{first.name} waits longest: its oldest due task has waited for {wording.span(first.oldest_due_s)}"
+    )
+
+
+async def pause(visit: Visit) -> Answer:
+    """Pause a queue or a task function, or everything. Running tasks continue."""
+    kind, reason = _kind(visit), visit.form.get("reason")
+    match kind:
+        case "queue":
+            found = await visit.app.apause_queue(visit.form.require("name"), reason=reason)
+        case "task":
+            found = await visit.app.apause_task(visit.form.require("name"), reason=reason)
+        case _:
+            found = await visit.app.apause_all(reason=reason)
+    what = "Everything" if kind == "all" else found.name
+    says = (
+        f"{what} was already paused."
+        if found.already_paused
+        else f"{what} is paused. Running tasks continue."
+    )
+    return Done(goto=visit.link("/queues"), says=says, data={"pause": found})
+
+
+async def resume(visit: Visit) -> Answer:
+    """Lift the pause of a queue, of a task function, or of everything."""
+    kind = _kind(visit)
+    match kind:
+        case "queue":
+            found = await visit.app.aresume_queue(visit.form.require("name"))
+        case "task":
+            found = await visit.app.aresume_task(visit.form.require("name"))
+        case _:
+            found = await visit.app.aresume_all()
+    what = "Everything" if kind == "all" else found.name
+    return Done(goto=visit.link("/queues"), says=f"{what} is resumed.", data={"pause": found})
+
+
+def _kind(visit: Visit) -> Literal["queue", "task", "all"]:
+    kind: Any = visit.form.get("kind") or "queue"
+    if kind not in ("queue", "task", "all"):
+        raise Refusal(400, "UNKNOWN_CHOICE", "The kind is not queue, task or all.")
+    chosen: Literal["queue", "task", "all"] = kind
+    return chosen

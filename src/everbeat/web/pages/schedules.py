@@ -1,0 +1,212 @@
+"""Schedules: when they tick, what became of their last ticks, and their next ones in their own time zone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from msgspec import Struct, structs
+
+from everbeat.client.database_access import database_of
+from everbeat.domain.schedule.cron import zone_of
+from everbeat.domain.schedule.inspection import ScheduleInfo, TickInfo
+from everbeat.domain.schedule.timing import describe
+from everbeat.errors import ConfigurationError
+from everbeat.errors.wording import amount
+from everbeat.store.plan import ask
+from everbeat.store.schedules import list_live_runs
+from everbeat.web.filters import page_size
+from everbeat.web.hiding import HIDDEN
+from everbeat.web.page import Answer, Done, Page, Visit
+from everbeat.web.reasons import lead_of, shown_reasons
+
+_MARKS: Final = 24
+_NEXT: Final = 5
+_MOST_RUNS: Final = 20
+_LATE: Final = timedelta(minutes=1)
+_STEP: Final = 10
+
+
+class TickMark(Struct, frozen=True):
+    """A tick of the row of marks. `kind` is sent, late, skipped or missed."""
+
+    kind: str
+    left: int
+    tick: TickInfo
+
+
+async def show(visit: Visit) -> Answer:
+    """Return the schedules by name, each with its last ticks."""
+    limit, after = page_size(visit.query), visit.query.get("after")
+    found = await visit.part("The schedules", visit.app.alist_schedules(limit=limit, after=after), None)
+    schedules: list[ScheduleInfo] = found or []
+    ticks = await visit.part("The ticks", _ticks_of(visit, schedules), {})
+    shown = [_shown(visit, each) for each in schedules]
+    data = {"schedules": None if found is None else [structs.asdict(each) for each in shown]}
+    more = {
+        "rows": [(each, _timing(each), marks_of(ticks.get(each.name, ()))) for each in shown],
+        "older": schedules[-1].name if len(schedules) == limit else None,
+    }
+    says = _sentence(found, ticks)
+    return Page(
+        template="schedules.html",
+        title="Schedules",
+        says=says,
+        data=data,
+        more=more,
+        command="everbeat schedules",
+    )
+
+
+async def _ticks_of(visit: Visit, schedules: Sequence[ScheduleInfo]) -> dict[str, list[TickInfo]]:
+    names = [each.name for each in schedules]
+    found = await asyncio.gather(*(visit.app.alist_ticks(name, limit=_MARKS) for name in names))
+    return dict(zip(names, found, strict=True))
+
+
+def _shown(visit: Visit, found: ScheduleInfo) -> ScheduleInfo:
+    arguments = visit.hiding.arguments(found.task, found.arguments)
+    if not visit.hiding.touches(found.task):
+        return structs.replace(found, arguments=arguments)
+    last = None if found.last_tick is None else _shown_tick(visit, found.task, found.last_tick)
+    return structs.replace(found, arguments=arguments, last_tick=last)
+
+
+def _shown_tick(visit: Visit, task: str, tick: TickInfo) -> TickInfo:
+    return structs.replace(tick, detail=visit.hiding.text(task, tick.detail) if tick.detail else tick.detail)
+
+
+def marks_of(ticks: Sequence[TickInfo]) -> list[TickMark]:
+    """Return the marks of ticks, the newest at the right. A tick that was sent more than a minute after its moment is late."""
+    marks = []
+    for place, tick in enumerate(reversed(ticks[:_MARKS])):
+        kind = tick.outcome.lower()
+        if tick.outcome == "SENT" and tick.decided_at - tick.at > _LATE:
+            kind = "late"
+        marks.append(TickMark(kind, place * _STEP, tick))
+    return marks
+
+
+def _timing(found: ScheduleInfo) -> str:
+    return "unreadable" if found.rule is None else describe(found.rule.timing)
+
+
+def _sentence(found: Sequence[ScheduleInfo] | None, ticks: dict[str, list[TickInfo]]) -> str:
+    if found is None:
+        return "The schedules could not be read"
+    if not found:
+        return "No schedules"
+    missed = Counter({name: sum(tick.outcome == "MISSED" for tick in each) for name, each in ticks.items()})
+    worst, count = missed.most_common(1)[0] if missed else ("", 0)
+    if count:
+        return f"{worst} missed {amount(count, 'tick')} of its last {len(ticks[worst])}"
+    late = [
+        each.name
+        for each in found
+        if each.state == "ACTIVE" and each.next_at is not None and each.next_at < each.at - _LATE
+    ]
+    if late:
+        return f"{late[0]} is late: no scheduler has decided its tick"
+    paused = sum(each.state == "PAUSED" for each in found)
+    rest = f", and {paused} {'is' if paused == 1 else 'are'} paused" if paused else ""
+    return f"{amount(len(found), 'schedule')}, none of which missed a tick{rest}"
+
+
+async def show_one(visit: Visit) -> Answer:
+    """Return the page of a schedule. Raises UnknownName."""
+    name, app = visit.path_values["name"], visit.app
+    found = await visit.part("The schedule", app.aschedule_info(name), None)
+    if found is None:
+        return Page(
+            template="schedule.html",
+            title="Schedule",
+            says="The schedule could not be read",
+            data={"schedule": None},
+            status=503,
+        )
+    parts = await visit.parts(
+        ticks=("The ticks", app.alist_ticks(name, limit=_MARKS), None),
+        runs=("The live runs", database_of(app).arun(ask(list_live_runs(name, limit=_MOST_RUNS))), None),
+        upcoming=("The next ticks", _upcoming(visit, name), []),
+        explanation=("The reasons", app.aexplain_schedule(name), None),
+    )
+    hides = visit.hiding.touches(found.task)
+    explanation = parts["explanation"]
+    reasons = () if explanation is None else shown_reasons(explanation.reasons, hides=hides)
+    shown = _shown(visit, found)
+    ticks = (
+        None if parts["ticks"] is None else [_shown_tick(visit, found.task, each) for each in parts["ticks"]]
+    )
+    data = {
+        "schedule": structs.asdict(shown),
+        "explanation": None if explanation is None else structs.replace(explanation, reasons=reasons),
+        "runs_live": parts["runs"],
+        "ticks": ticks,
+        "next_ticks": parts["upcoming"],
+    }
+    zone = "UTC" if found.rule is None else found.rule.timing.timezone
+    more = {
+        "info": shown,
+        "timing": _timing(found),
+        "marks": marks_of(ticks or ()),
+        "reasons": reasons,
+        "local": [(tick, _in_zone(tick, zone)) for tick in parts["upcoming"]],
+        "zone": zone,
+        "hidden": HIDDEN,
+    }
+    says = lead_of(reasons, otherwise=f"It is {found.state.lower()}")
+    return Page(
+        template="schedule.html",
+        title=name,
+        says=says,
+        data=data,
+        more=more,
+        command=f"everbeat schedules show {name}",
+    )
+
+
+async def _upcoming(visit: Visit, name: str) -> list[datetime]:
+    try:
+        return await visit.app.anext_ticks(name, _NEXT)
+    except ConfigurationError:  # the stored rule is unreadable, or this machine does not know its time zone
+        return []
+
+
+def _in_zone(tick: datetime, zone: str) -> str:
+    return f"{tick.astimezone(zone_of(zone)):%a %Y-%m-%d %H:%M:%S %Z}"
+
+
+async def pause(visit: Visit) -> Answer:
+    """Stop a schedule from sending tasks until it is resumed. Raises UnknownName."""
+    name = visit.form.require("name")
+    until: Any = visit.form.get("until")
+    found = await visit.app.apause_schedule(name, reason=visit.form.get("reason"), until=until)
+    return _done(visit, found, f"The schedule {name} is paused.")
+
+
+async def resume(visit: Visit) -> Answer:
+    """End the pause of a schedule. Raises UnknownName."""
+    name = visit.form.require("name")
+    return _done(visit, await visit.app.aresume_schedule(name), f"The schedule {name} is resumed.")
+
+
+async def run(visit: Visit) -> Answer:
+    """Send the task of a schedule now, outside its ticks. Raises UnknownName."""
+    handle = await visit.app.arun_schedule(visit.form.require("name"))
+    goto = visit.link(f"/tasks/{handle.id}")
+    return Done(goto=goto, says="The schedule sent its task. This is the task.", data={"task_id": handle.id})
+
+
+async def delete(visit: Visit) -> Answer:
+    """Delete a schedule that was made at run time, or a retired one. Raises UnknownName or ScheduleNotChanged."""
+    name = visit.form.require("name")
+    await visit.app.adelete_schedule(name)
+    return Done(goto=visit.link("/schedules"), says=f"The schedule {name} is deleted.", data={"name": name})
+
+
+def _done(visit: Visit, found: ScheduleInfo, says: str) -> Done:
+    document = structs.asdict(_shown(visit, found))
+    return Done(goto=visit.link(f"/schedules/{found.name}"), says=says, data={"schedule": document})
