@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from everbeat.domain.task.context_backend import NewChild
-from everbeat.store import inspection, retention, steps, tasks
+from everbeat.store import inspection, recorded, retention, steps, tasks
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
 from everbeat.store.user_connection.drivers import numbered
@@ -96,6 +96,11 @@ def test_statements_that_record_and_read_steps_read_a_bounded_number_of_pages(lo
     check_plan(loaded, steps.load_steps(*lease), pages=600)
     check_plan(loaded, steps.load_steps(*lease, after=("step", "n1000")), pages=600)
     check_plan(loaded, steps.begin_sleep(*lease, name="sleep", duration_ms=1_000), pages=60)
+
+
+def test_the_records_of_one_task_are_shown_by_its_key(loaded: Loaded) -> None:
+    check_plan(loaded, recorded.list_steps(loaded.task_id), pages=900)
+    check_plan(loaded, recorded.read_checkpoint(loaded.task_id), pages=60)
 
 
 def test_waits_and_signals_read_a_bounded_number_of_pages(loaded: Loaded) -> None:

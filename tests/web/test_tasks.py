@@ -36,8 +36,8 @@ async def test_failures_are_grouped_and_the_heading_names_the_largest_group(
     assert "<h1>4 tasks failed, 3 of them charge with SMTP_DOWN</h1>" in page.text
     document = await new_visitor().json("/tasks", state="FAILED")
     assert [(each["name"], each["code"], each["count"]) for each in document["groups"]] == [
-        ("mail.welcome", "TASK_TIMEOUT", 1),
         ("charge", "SMTP_DOWN", 3),
+        ("mail.welcome", "TASK_TIMEOUT", 1),
     ]
     assert {task["state"] for task in document["tasks"]} == {"FAILED"}
 

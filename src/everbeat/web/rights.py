@@ -31,6 +31,11 @@ class Role(StrEnum):
     ADMIN = "admin"
     """Also delete, move and reprioritise tasks, and change schedules."""
 
+    @property
+    def word(self) -> str:
+        """Return what a user with this role may do, in a word or two."""
+        return "do everything" if self is Role.ADMIN else self.value
+
     def includes(self, other: Role) -> bool:
         """Return whether a user with this role may do what the other role allows."""
         order = list(Role)

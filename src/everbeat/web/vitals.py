@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 from msgspec import Struct
 
 from everbeat.app import App
+from everbeat.client.database_access import database_of
 from everbeat.domain.inspection import QueueInfo, SupervisorInfo
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import SystemClock
+from everbeat.store.inspection import queues
+from everbeat.store.plan import ask
 
 _FRESH_S: Final = 2.0
 _DEAD_FOR: Final = timedelta(hours=1)
@@ -20,6 +23,8 @@ _DEAD_FOR: Final = timedelta(hours=1)
 FAREWELL: Final = "left"
 """How a supervisor ends that says farewell."""
 _MOST_TREES: Final = 1_000
+_MOST_COUNTED: Final = 1_000
+"""The tasks of a queue and state are counted up to this number. Every page waits for the header."""
 
 
 class Vitals(Struct, frozen=True, kw_only=True):
@@ -60,20 +65,20 @@ class VitalsWatch:
 
 async def _read(app: App, *, now: datetime) -> Vitals:
     try:
-        trees, queues = await asyncio.gather(app.alist_supervisors(limit=_MOST_TREES), app.aqueues())
+        counting = database_of(app).arun(ask(queues(most=_MOST_COUNTED)))
+        trees, waiting = await asyncio.gather(app.alist_supervisors(limit=_MOST_TREES), counting)
     except DatabaseError as problem:
         return Vitals(problem=problem.message)
-    return vitals_of(trees, queues, now=now)
+    return vitals_of(trees, waiting, now=now)
 
 
-def vitals_of(trees: Iterable[SupervisorInfo], queues: Iterable[QueueInfo], *, now: datetime) -> Vitals:
+def vitals_of(trees: Sequence[SupervisorInfo], waiting: Sequence[QueueInfo], *, now: datetime) -> Vitals:
     """Return the vitals of these trees and queues."""
     live = [tree for tree in trees if tree.ended_at is None]
     late = sum(is_late(tree) for tree in live)
     dead = sum(
         is_dead(tree) and tree.ended_at is not None and tree.ended_at > now - _DEAD_FOR for tree in trees
     )
-    waiting = list(queues)
     oldest = [queue.oldest_due_s for queue in waiting if queue.oldest_due_s is not None]
     return Vitals(
         beat=len(live) - late,

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from everbeat.domain.bulk_actions import BulkVerb
 from everbeat.domain.documents import task_document
-from everbeat.domain.inspection import FailurePage, TaskPage, TaskSummary
+from everbeat.domain.inspection import FailureGroup, FailurePage, TaskPage, TaskSummary
 from everbeat.domain.task.gathering import awaited
 from everbeat.domain.task.questions import is_answer
 from everbeat.domain.task.states import OVERDUE_MS, TaskState, VirtualState
@@ -129,7 +129,7 @@ async def _listed(visit: Visit, filters: ListFilters) -> Page:
         "examined": None if tasks is None else tasks.examined,
         "continue_before": None if tasks is None else tasks.continue_before,
         "unindexed": () if tasks is None else tasks.unindexed,
-        "groups": None if groups is None else [_group(visit, each) for each in groups],
+        "groups": None if groups is None else [_group(visit, each) for each in _by_size(groups)],
     }
     more = {
         "rows": [(task, look_of(task, now=visit.now)) for task in shown],
@@ -160,7 +160,12 @@ def _groups(visit: Visit, filters: ListFilters) -> Any:
     )
 
 
-def _group(visit: Visit, group: Any) -> Any:
+def _by_size(groups: FailurePage) -> list[FailureGroup]:
+    """Return the groups, the largest first: is it one cause, or are they many?"""
+    return sorted(groups, key=lambda group: -group.count)
+
+
+def _group(visit: Visit, group: FailureGroup) -> FailureGroup:
     return structs.replace(group, message=visit.hiding.text(group.name, group.message))
 
 
