@@ -44,6 +44,7 @@ from everbeat.store.plan import Plan, ask
 
 _limit: Final = whole(1, 100_000)
 _limit_of_workflows: Final = whole(1, 10_000)
+_most_counted: Final = whole(1, inspection.MOST_COUNTED)
 _number: Final = whole(1, 2**63 - 1)
 _order: Final = one_of("sent", "happened")
 _DEAD: Final = frozenset((TaskState.FAILED, TaskState.EXPIRED))
@@ -178,16 +179,19 @@ class InspectionMethods(FailureMethods):
             return self._alive_within_ms
         return to_milliseconds(stale_after, subject="stale_after")
 
-    def queues(self) -> list[QueueInfo]:
-        """Return the declared queues and all queues that contain live tasks, sorted by priority and then by name."""
-        return self._run("queues", self._listed_queues())
+    def queues(self, *, most: int = inspection.MOST_COUNTED) -> list[QueueInfo]:
+        """Return the declared queues and all queues that contain live tasks, sorted by priority and then by name.
 
-    async def aqueues(self) -> list[QueueInfo]:
+        `most` is the number of tasks of each queue and state at which counting stops, 1 to 10,000.
+        """
+        return self._run("queues", self._listed_queues(most))
+
+    async def aqueues(self, *, most: int = inspection.MOST_COUNTED) -> list[QueueInfo]:
         """Async version of `queues` that does not block the running event loop."""
-        return await self._arun(self._listed_queues())
+        return await self._arun(self._listed_queues(most))
 
-    def _listed_queues(self) -> Plan[list[QueueInfo]]:
-        found = yield from ask(inspection.queues())
+    def _listed_queues(self, most: int) -> Plan[list[QueueInfo]]:
+        found = yield from ask(inspection.queues(most=_most_counted(most, subject="queues.most")))
         by_name = {name: QueueInfo(name=name) for name in self._queue_priorities}
         by_name |= {queue.name: queue for queue in found}
         known = [

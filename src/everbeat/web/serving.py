@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -89,4 +90,9 @@ def serve(dashboard: Web, listener: socket.socket, *, root_path: str) -> None:
         root_path=root_path,
         timeout_graceful_shutdown=_STOPS_WITHIN_S,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    # After its shutdown, uvicorn raises the signal again. SIGTERM is the usual end of a service, so the exit code must be 0.
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -10,12 +10,9 @@ from typing import Final
 from msgspec import Struct
 
 from everbeat.app import App
-from everbeat.client.database_access import database_of
 from everbeat.domain.inspection import QueueInfo, SupervisorInfo
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import SystemClock
-from everbeat.store.inspection import queues
-from everbeat.store.plan import ask
 
 _FRESH_S: Final = 2.0
 _DEAD_FOR: Final = timedelta(hours=1)
@@ -65,8 +62,9 @@ class VitalsWatch:
 
 async def _read(app: App, *, now: datetime) -> Vitals:
     try:
-        counting = database_of(app).arun(ask(queues(most=_MOST_COUNTED)))
-        trees, waiting = await asyncio.gather(app.alist_supervisors(limit=_MOST_TREES), counting)
+        trees, waiting = await asyncio.gather(
+            app.alist_supervisors(limit=_MOST_TREES), app.aqueues(most=_MOST_COUNTED)
+        )
     except DatabaseError as problem:
         return Vitals(problem=problem.message)
     return vitals_of(trees, waiting, now=now)

@@ -16,6 +16,8 @@ from everbeat.web.page import Answer, Done, Page, Visit
 from everbeat.web.refusals import Refusal
 
 _MOST_WORKERS: Final = 1_000
+_MOST_COUNTED: Final = 1_000
+"""Counting further would take longer than a page may."""
 _MOST_DETAILED: Final = 12
 """For how many limits with permits in use the holders are read."""
 _MOST_PLACES: Final = 60
@@ -34,7 +36,7 @@ async def show(visit: Visit) -> Answer:
     """Return the queues with their counts, the pauses, and the limits with the holders of their permits."""
     app = visit.app
     found = await visit.parts(
-        queues=("The queues", app.aqueues(), None),
+        queues=("The queues", app.aqueues(most=_MOST_COUNTED), None),
         pauses=("The pauses", app.alist_pauses(), None),
         workers=("The workers", app.alist_active_workers(limit=_MOST_WORKERS), None),
         limits=("The limits", _limits(app), None),
@@ -47,6 +49,7 @@ async def show(visit: Visit) -> Answer:
         "everything": next((pause for pause in pauses or () if pause.kind == "all"), None),
         "task_pauses": [pause for pause in pauses or () if pause.kind == "task"],
         "most_places": _MOST_PLACES,
+        "most_counted": _MOST_COUNTED,
         "slow_s": _SLOW_S,
     }
     return Page(
