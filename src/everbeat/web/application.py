@@ -59,11 +59,11 @@ _log = logging.getLogger("everbeat.web")
 class Web:
     """The dashboard of an app as an ASGI app. Serve it, or mount it in another ASGI app. It opens the database on first use.
 
-    `auth` decides who a request comes from, and is required: `Basic`, `TrustedHeader`, `Loopback`, or a function of your own that returns a
-    `User` with a role, or None. If `read_only` is set, no action is possible. `hide` lists payloads that nobody sees: "TASK" or
+    `auth` is required, and returns the user of a request. It is `Basic`, `TrustedHeader`, `Loopback`, or your own function that returns a
+    `User` with a role, or None. If `read_only` is set, no action is possible. `hide` lists payloads that no user sees: "TASK" or
     "TASK:PARAMETER", where * stands for any text. `name` is shown as the name of the installation.
 
-    Pages have three connections of their own. Their statements only read, and the server cancels a statement after 5 s.
+    Pages share three separate connections. Their statements only read, and the server cancels a statement after 5 s.
 
     Raises ConfigurationError if an argument is invalid.
 
@@ -84,7 +84,7 @@ class Web:
                 auth,
                 subject="Web.auth",
                 code="MISSING",
-                rule="must decide who a request comes from",
+                rule="must return the user of a request",
                 fix="pass Basic(...), TrustedHeader(...), a function, or Loopback() for this machine only",
             )
         self.app = app

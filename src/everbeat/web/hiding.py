@@ -15,7 +15,7 @@ from everbeat.domain.task.context_backend import FailedTry
 from everbeat.errors import TaskError
 
 HIDDEN: Final = "hidden"
-"""What a page shows in place of a hidden payload."""
+"""The text that replaces a hidden payload."""
 
 
 class _Rule(Struct, frozen=True):
@@ -26,8 +26,8 @@ class _Rule(Struct, frozen=True):
 class Hiding:
     """The rules of a dashboard, for one user.
 
-    A payload is an argument, a result, a checkpoint, a recorded step, an item of a stream, a question, or a text that the task's code has
-    written: the message and traceback of an error, and the message of its progress. Names, keys, labels, states and times are not hidden.
+    A payload is an argument, a result, a checkpoint, a recorded step, an item of a stream, or a question. The texts of the task's code are
+    payloads, too: the messages and tracebacks of errors, and its progress. Names, keys, labels, states and times are not hidden.
     """
 
     def __init__(self, rules: Sequence[_Rule], *, everything: bool) -> None:

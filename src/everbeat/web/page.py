@@ -1,4 +1,4 @@
-"""What a page function gets and returns: the visit, the parts that it could and could not read, and the record of the page."""
+"""The parameters and results of page functions: the visit, the parts that could and could not be read, and the record of the page."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Page(Struct, frozen=True, kw_only=True):
 
     `says` is the sentence that answers the question of the page. `data` are the records that the JSON document contains, which the template
     gets too. `more` is only for the template. `command` prints the same in a terminal. `refresh_s`: the browser loads the page again after
-    so many seconds, because something is still being read.
+    this many seconds, because a part is not ready.
     """
 
     template: str
@@ -65,7 +65,7 @@ class Goto(Struct, frozen=True):
 
 
 Answer: TypeAlias = Page | Done | Goto | Response
-"""What a page function returns. A stream or a file is a Response of its own."""
+"""The result of a page function. A stream or a file is a Response."""
 
 
 class Visit:

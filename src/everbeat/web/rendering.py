@@ -133,7 +133,7 @@ def refusal_page(refusal: Refusal) -> Page:
 
 
 def stranger_page(request: Request, refusal: Refusal) -> Response:
-    """Return the page for somebody who is not logged in. It says nothing about the installation."""
+    """Return the page for a client without a user. It says nothing about the installation."""
     root = request.scope.get("root_path", "")
     context = {"refusal": refusal, "root": root}
     html = _environment().get_template("stranger.html").render(context)

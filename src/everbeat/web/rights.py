@@ -1,4 +1,4 @@
-"""Who may do what in the dashboard: roles, users, and three ways to find out who a request comes from."""
+"""The rights of the dashboard: roles, users, and three ways to find the user of a request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everbeat.web.refusals import Refusal
 
 
 class Role(StrEnum):
-    """What a user may do. Each role includes those before it."""
+    """The rights of a user. Each role includes those before it."""
 
     SEE = "see"
     """See states, names, keys, labels and times, but no payloads."""
@@ -33,7 +33,7 @@ class Role(StrEnum):
 
     @property
     def word(self) -> str:
-        """Return what a user with this role may do, in a word or two."""
+        """Return the rights of this role in a word or two."""
         return "do everything" if self is Role.ADMIN else self.value
 
     def includes(self, other: Role) -> bool:
@@ -146,8 +146,8 @@ class TrustedHeader:
 class Loopback:
     """No authentication, for a server that listens on this machine only. Every local user may do everything.
 
-    A request is rejected if it comes from another machine, if a proxy forwarded it, or if its Host header is not a name of this machine.
-    So a web page cannot reach the dashboard by a DNS name that points to this machine.
+    A request from another machine is rejected, and so is one that a proxy forwarded. Its Host header must be a name of this machine. So a
+    web page cannot reach the dashboard by a DNS name that points to this machine.
     """
 
     def __init__(self, *, name: str = "local") -> None:

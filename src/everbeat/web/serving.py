@@ -1,4 +1,4 @@
-"""Serves the dashboard as a process of its own: which authentication its address needs, the socket, and the server."""
+"""Serves the dashboard in its own process: the authentication that its address needs, the socket, and the server."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everbeat.domain.settings.checks import one_of
 from everbeat.domain.settings.settings import refused
@@ -78,16 +79,30 @@ def address_of(listener: socket.socket, root_path: str) -> str:
     return f"http://{shown}:{port}{root_path}"
 
 
+def below(dashboard: ASGIApp, root_path: str) -> ASGIApp:
+    """Return the dashboard below a path, whether the proxy removes the path from its requests or not."""
+    if not root_path:
+        return dashboard
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"]
+            is_whole = path == root_path or path.startswith(f"{root_path}/")
+            scope = {**scope, "root_path": root_path, "path": path if is_whole else f"{root_path}{path}"}
+        await dashboard(scope, receive, send)
+
+    return served
+
+
 def serve(dashboard: Web, listener: socket.socket, *, root_path: str) -> None:
     """Serve until a signal ends the process. Requests are not logged: an address can contain a key or a name."""
     config = uvicorn.Config(
-        dashboard,
+        below(dashboard, root_path.rstrip("/")),
         log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,  # the address of the proxy decides whether its header is trusted
         ws="none",
-        root_path=root_path,
         timeout_graceful_shutdown=_STOPS_WITHIN_S,
     )
     # After its shutdown, uvicorn raises the signal again. SIGTERM is the usual end of a service, so the exit code must be 0.

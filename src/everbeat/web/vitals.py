@@ -25,7 +25,7 @@ _MOST_COUNTED: Final = 1_000
 
 
 class Vitals(Struct, frozen=True, kw_only=True):
-    """How many trees beat, are late and died in the last hour, how many tasks are due, and how long the oldest has been due, in seconds.
+    """The numbers of trees that beat, are late, and died in the last hour, and of tasks by state. `oldest_due_s` is in seconds.
 
     `at_least`: there are more tasks than were counted. `problem` is why the database could not be asked.
     """

@@ -1,5 +1,5 @@
--- List what the code of a task has recorded, also of a task in `history`, in the order of its beginning: steps, sleeps, waits for events,
--- and children. Of a long result, only the first `most` characters are read. The primary keys of `steps` and `history` serve it.
+-- List the steps, sleeps, waits for events and children of a task, also of a task in `history`. The first one is at the beginning. Of a
+-- long result, only the first `most` characters are read. The primary keys of `steps` and `history` serve it.
 select s.kind, s.name, s.state, s.attempt, s.begun_at, s.recorded_at, s.due_at, left(s.result::text, %(most)s) as result,
     length(s.result::text) > %(most)s as is_cut
 from (

@@ -27,7 +27,7 @@ async def home(visit: Visit) -> Answer:
 
 
 async def find(visit: Visit) -> Answer:
-    """Go to the task, the workflow or the worker with this id or the beginning of it, or else list the tasks with this key or name."""
+    """Go to the task, the workflow or the worker whose id begins with the text. Otherwise, list the tasks with this key or name."""
     sought = (visit.query.get("q") or "")[:_LONGEST]
     if not sought:
         return Goto(visit.link("/tasks"))

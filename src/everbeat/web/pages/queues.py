@@ -1,4 +1,4 @@
-"""Queues and limits: where tasks wait, what is paused and by whom, and who holds the permits of a limit."""
+"""Queues and limits: the tasks that wait, the pauses, and the holders of permits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of tasks: all filters, groups by error, and what can be done with the ticked tasks or with all that match."""
+"""The list of tasks: all filters, groups by error, and the actions on the ticked tasks or on all that match."""
 
 from __future__ import annotations
 
