@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import time
 from collections.abc import Callable
 
 import httpx
+import psycopg
 import pytest
 
 from everbeat import App, Limit
@@ -19,6 +21,7 @@ from everbeat.store.plan import ask
 from everbeat.web import Web
 from everbeat.web.routes import ROUTES
 from tests.conftest import NewServer
+from tests.stories.pooler import pooled
 from tests.web.conftest import HOST, NewVisitor, Visitor, Workers, by_header
 
 PAGES = [
@@ -254,3 +257,31 @@ async def test_with_the_database_away_every_page_says_so_and_comes_back(
         assert {each["part"] for each in document["missing"]} >= {"The queues", "The pauses"}
     await web.aclose()
     await app.aclose()
+
+
+@pytest.mark.long
+async def test_behind_a_transaction_pooler_pages_only_read_and_their_statements_end(
+    new_server: NewServer, monkeypatch: pytest.MonkeyPatch
+) -> None:  # O2
+    monkeypatch.setattr(reading, "_TRANSACTION", reading._TRANSACTION.replace(b"5s", b"300ms"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = new_server(tcp_port=port)
+    with pooled(server.tcp_url) as url, psycopg.connect(server.tcp_url) as direct:
+        app = App(url, auto_migrate="create")
+        web = Web(app, auth=by_header)
+        sent = await app.asend_by_name("charge", {})
+        pages = await web.reading()
+        transport = httpx.ASGITransport(web, client=("203.0.113.7", 1))
+        async with httpx.AsyncClient(transport=transport, base_url=HOST) as client:
+            visitor = Visitor(client, {"x-test-role": "operate"})
+            assert str(sent.id) in (await visitor.get("/tasks")).text
+            with web.access.reading_from(pages), pytest.raises(DatabaseReadOnly):
+                await web.access.arun(ask(tasks.cancel(sent.id, channel="x", call=sent.id)))
+            with direct.transaction():
+                direct.execute("lock table everbeat.pauses in access exclusive mode")
+                assert "The pauses could not be read" in (await visitor.get("/queues")).text
+            assert "The task is cancelled" in await visitor.act(f"/tasks/{sent.id}/cancel")
+        await web.aclose()
+        await app.aclose()
