@@ -1,4 +1,4 @@
-"""What all pages have in common: the frame, links below a root path, headers, preferences, and the search."""
+"""The frame of all pages: the document, links below a root path, headers, preferences, and the search."""
 
 from __future__ import annotations
 

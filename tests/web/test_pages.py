@@ -36,7 +36,7 @@ async def until(look: Callable[[], object]) -> None:
     """Wait until the function returns something true."""
     async with asyncio.timeout(20):
         while not look():
-            await asyncio.sleep(0.02)  # a thread tells nobody when it ends
+            await asyncio.sleep(0.02)  # no event reports the end of the thread
 
 
 @pytest.mark.parametrize("path", PAGES)

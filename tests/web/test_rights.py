@@ -1,4 +1,4 @@
-"""Who may do what: every address with every role and with none, the origin of requests, and the ways to log in."""
+"""The rights: every address with every role and with none, the origin of requests, and the ways to log in."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def request(visitor: Any, route: Route, *, json: bool) -> httpx.Response:
     return await visitor.client.post(path_of(route), headers=headers, **body)
 
 
-def test_whatever_changes_something_is_a_post_and_needs_a_role_that_operates() -> None:
+def test_an_address_that_changes_something_is_a_post_and_needs_a_role_that_operates() -> None:
     for route in ROUTES:
         if route.changes:
             assert route.method == "POST", route.path

@@ -1,4 +1,4 @@
-"""The list of tasks: what it shows, how it continues, and what can be done with its tasks."""
+"""The list of tasks: its filters, its pages, and the actions on its tasks."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ COMMANDS: Final = {
     "doctor": ("everbeat.cli.doctor", "Check the database and the workers, and suggest fixes."),
     "top": ("everbeat.cli.top", "Watch the trees, the rates and the recoveries in the terminal."),
     "metrics": ("everbeat.cli.metrics", "Print or serve the metrics of the cluster for Prometheus."),
-    "web": ("everbeat.cli.web", "Serve the dashboard: what lives, what died, what failed, and why."),
+    "web": ("everbeat.cli.web", "Serve the dashboard in a browser."),
     "sweep": ("everbeat.cli.maintenance", "Recover the tasks of dead workers now."),
     "prune": ("everbeat.cli.maintenance", "Delete records that are past their retention now."),
     "migrate": ("everbeat.cli.migrate", "Create or upgrade the schema."),

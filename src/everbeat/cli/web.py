@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
@@ -18,6 +18,48 @@ USERS_VARIABLE: Final = "EVERBEAT_WEB_USERS"
 _NEEDED: Final = ("jinja2", "starlette", "uvicorn")
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+HostOption: TypeAlias = Annotated[
+    str, typer.Option("--host", metavar="ADDRESS", help="Listen on this address.")
+]
+PortOption: TypeAlias = Annotated[
+    int, typer.Option("--port", min=0, max=65_535, help="Listen on this port; 0 takes a free one.")
+]
+ReadOnlyOption: TypeAlias = Annotated[bool, typer.Option("--read-only", help="Offer and accept no actions.")]
+NameOption: TypeAlias = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="The name of the installation in the header.")
+]
+HideOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--hide",
+        metavar="TASK[:PARAMETER]",
+        help="Show no payloads of this task, or not this argument; * matches any text. Can be repeated.",
+    ),
+]
+HeaderOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--trusted-header", metavar="HEADER", help="A proxy puts the user's name into this header."),
+]
+ProxyOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--proxy", metavar="ADDRESS", help="The address or network of the proxy; can be repeated."),
+]
+RoleOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--role", metavar="ROLE", help="The role of users whom the proxy names: see, read, operate or admin."
+    ),
+]
+RoleOfOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--role-of", metavar="USER=ROLE", help="The role of one of these users; can be repeated."),
+]
+RootPathOption: TypeAlias = Annotated[
+    str,
+    typer.Option("--root-path", metavar="PATH", help="The path under which a proxy shows the dashboard."),
+]
 
 
 @commands.command()
@@ -33,54 +75,16 @@ def web(
     *,
     url: UrlOption = None,
     schema: SchemaOption = None,
-    host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Listen on this address.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65_535, help="Listen on this port; 0 takes a free one.")
-    ] = 7717,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Offer and accept no actions.")] = False,
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="The name of the installation in the header.")
-    ] = None,
-    hide: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--hide",
-            metavar="TASK[:PARAMETER]",
-            help="Show no payloads of this task, or not this argument; * matches any text. Can be repeated.",
-        ),
-    ] = None,
-    header: Annotated[
-        str | None,
-        typer.Option(
-            "--trusted-header", metavar="HEADER", help="A proxy puts the user's name into this header."
-        ),
-    ] = None,
-    proxies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--proxy", metavar="ADDRESS", help="The address or network of the proxy; can be repeated."
-        ),
-    ] = None,
-    role: Annotated[
-        str | None,
-        typer.Option(
-            "--role",
-            metavar="ROLE",
-            help="The role of users whom the proxy names: see, read, operate or admin.",
-        ),
-    ] = None,
-    roles: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--role-of", metavar="USER=ROLE", help="The role of one of these users; can be repeated."
-        ),
-    ] = None,
-    root_path: Annotated[
-        str,
-        typer.Option("--root-path", metavar="PATH", help="The path under which a proxy shows the dashboard."),
-    ] = "",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 7717,
+    read_only: ReadOnlyOption = False,
+    name: NameOption = None,
+    hide: HideOption = None,
+    header: HeaderOption = None,
+    proxies: ProxyOption = None,
+    role: RoleOption = None,
+    roles: RoleOfOption = None,
+    root_path: RootPathOption = "",
 ) -> None:
     """Serve the dashboard.
 

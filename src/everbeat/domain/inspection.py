@@ -18,7 +18,7 @@ from everbeat.domain.task.policy import StoredPolicy
 from everbeat.domain.task.states import TaskState
 from everbeat.errors import TaskError
 
-Role: TypeAlias = Literal["claimer", "runner"]
+BeatRole: TypeAlias = Literal["claimer", "runner"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class HeartbeatInfo(msgspec.Struct, frozen=True):
 
     task_id: UUID
     sender_id: str
-    role: Role
+    role: BeatRole
     sent_at: datetime
     hostname: str
     pid: int

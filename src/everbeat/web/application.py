@@ -27,9 +27,9 @@ from everbeat.store.reading import ReadingDatabase
 from everbeat.web import rendering
 from everbeat.web.examination import Examiner
 from everbeat.web.hiding import Hiding, hiding_of
-from everbeat.web.page import Answer, Done, Goto, Page, Unread, Visit
-from everbeat.web.refusals import Refusal
-from everbeat.web.requests import Form, read_form, read_query, require_same_origin, wants_json
+from everbeat.web.page import ActionDone, Goto, Page, PageResult, Unread, Visit
+from everbeat.web.refusals import RequestRefused
+from everbeat.web.requests import FormFields, read_form, read_query, require_same_origin, wants_json
 from everbeat.web.rights import Authentication, Role, User, authenticated, require
 from everbeat.web.routes import ROUTES, Route
 from everbeat.web.static import serve_file
@@ -160,26 +160,26 @@ class Web:
         visit = None
         try:
             user = await authenticated(self._auth, request)
-            visit = Visit(self, request, user, query=Form({}), form=Form({}))
+            visit = Visit(self, request, user, query=FormFields({}), form=FormFields({}))
             require(user, route.role, changes=route.changes, read_only=self.read_only)
             visit.query = read_query(request)
             if route.method != "GET":
                 require_same_origin(request)
                 visit.form = await read_form(request)
             return await self._rendered(visit, await self._answered(route, visit))
-        except Refusal as refusal:
+        except RequestRefused as refusal:
             return await self._refused(visit, request, refusal)
         except EverbeatError as problem:
             return await self._rendered(visit, rendering.problem_page(problem)) if visit else _plain(500)
         except Exception as problem:  # noqa: BLE001 - a defect must not end the server, and its message can contain a payload
             frames = "".join(traceback.format_tb(problem.__traceback__))
             _log.error("The page %s failed with %s:\n%s", route.path, type(problem).__name__, frames)
-            defect = Refusal(
+            defect = RequestRefused(
                 500, "DEFECT", "This page has a defect. The log of the dashboard has the details."
             )
             return await self._refused(visit, request, defect)
 
-    async def _answered(self, route: Route, visit: Visit) -> Answer:
+    async def _answered(self, route: Route, visit: Visit) -> PageResult:
         if route.changes:
             with (
                 self.access.acting_as(Operator(visit.user.name[:200], "web")),
@@ -196,13 +196,13 @@ class Web:
         with self.access.reading_from(reading):
             return await route.serve(visit)
 
-    async def _rendered(self, visit: Visit, answer: Answer) -> Response:
+    async def _rendered(self, visit: Visit, answer: PageResult) -> Response:
         match answer:
             case Response():
                 return answer
             case Goto(path=path):
                 return RedirectResponse(path, 303)
-            case Done():
+            case ActionDone():
                 if wants_json(visit.request):
                     return rendering.json_response({"says": answer.says, **answer.data})
                 response = RedirectResponse(answer.goto, 303)
@@ -230,7 +230,7 @@ class Web:
         with self.access.reading_from(reading):
             return await self.vitals.read(self.app, now=visit.now, fresh=bool(visit.unread))
 
-    async def _refused(self, visit: Visit | None, request: Request, refusal: Refusal) -> Response:
+    async def _refused(self, visit: Visit | None, request: Request, refusal: RequestRefused) -> Response:
         if wants_json(request):
             error = {"code": refusal.code, "message": refusal.message, "fix": refusal.fix}
             return rendering.json_response({"error": error}, status=refusal.status, headers=refusal.headers)
@@ -248,15 +248,19 @@ class Web:
             await send({"type": "websocket.close", "code": 1000, "reason": ""})
             return
         request = Request(scope, receive)
-        refusal = Refusal(
+        refusal = RequestRefused(
             404, "NO_SUCH_PAGE", "There is no such page.", fix="follow a link of the navigation."
         )
         try:
             visit = Visit(
-                self, request, await authenticated(self._auth, request), query=Form({}), form=Form({})
+                self,
+                request,
+                await authenticated(self._auth, request),
+                query=FormFields({}),
+                form=FormFields({}),
             )
             response = await self._refused(visit, request, refusal)
-        except Refusal as stranger:
+        except RequestRefused as stranger:
             response = await self._refused(None, request, stranger)
         await response(scope, receive, send)
 

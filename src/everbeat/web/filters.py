@@ -15,8 +15,8 @@ from everbeat.domain.filters import TaskFilters
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import When, to_seconds
 from everbeat.domain.task.states import TaskState, VirtualState
-from everbeat.web.refusals import Refusal
-from everbeat.web.requests import Form
+from everbeat.web.refusals import RequestRefused
+from everbeat.web.requests import FormFields
 
 _PLAIN: Final = ("name", "queue", "key", "workflow", "parent", "worker", "error")
 _TIMES: Final = ("since", "until")
@@ -46,7 +46,7 @@ class ListFilters(Struct, frozen=True):
     values: Mapping[str, tuple[str, ...]]
 
     @classmethod
-    def read(cls, form: Form) -> ListFilters:
+    def read(cls, form: FormFields) -> ListFilters:
         """Return the filters that the form contains."""
         found = {name: tuple(form.all(name)) for name in LABELS if form.all(name)}
         return cls(found)
@@ -146,13 +146,13 @@ def _label(text: str) -> tuple[str, str | None]:
     return key, value if equals else None
 
 
-def page_size(form: Form) -> int:
+def page_size(form: FormFields) -> int:
     """Return how many rows a page shows."""
     text = form.get("limit")
     if text is None:
         return _PER_PAGE
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_ON_PAGE:
-        raise Refusal(
+        raise RequestRefused(
             400,
             "OUT_OF_RANGE",
             f"The limit {text[:20]!r} is not 1 to {_MOST_ON_PAGE}.",
@@ -162,10 +162,10 @@ def page_size(form: Form) -> int:
 
 
 def to_uuid(text: str, *, what: str) -> UUID:
-    """Return an id. Raises Refusal if the text is none, as for a page that does not exist."""
+    """Return an id. Raises RequestRefused if the text is none, as for a page that does not exist."""
     try:
         return UUID(text)
     except ValueError:
-        raise Refusal(
+        raise RequestRefused(
             404, "NOT_FOUND", f"There is no {what} with this id.", fix="search by its beginning: /"
         ) from None

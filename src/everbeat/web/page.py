@@ -15,7 +15,7 @@ from everbeat.app import App
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import SystemClock
 from everbeat.web.hiding import Hiding
-from everbeat.web.requests import Form
+from everbeat.web.requests import FormFields
 from everbeat.web.rights import Role, User
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Page(Struct, frozen=True, kw_only=True):
     refresh_s: int | None = None
 
 
-class Done(Struct, frozen=True, kw_only=True):
+class ActionDone(Struct, frozen=True, kw_only=True):
     """The effect of an action: the page to which the browser goes, what to say there, and the record for JSON."""
 
     goto: str
@@ -64,14 +64,16 @@ class Goto(Struct, frozen=True):
     path: str
 
 
-Answer: TypeAlias = Page | Done | Goto | Response
+PageResult: TypeAlias = Page | ActionDone | Goto | Response
 """The result of a page function. A stream or a file is a Response."""
 
 
 class Visit:
     """One request of an authenticated user. `app` reads for the pages, with the limits of the dashboard (see `Web`)."""
 
-    def __init__(self, web: Web, request: Request, user: User, *, query: Form, form: Form) -> None:
+    def __init__(
+        self, web: Web, request: Request, user: User, *, query: FormFields, form: FormFields
+    ) -> None:
         self.web = web
         self.request = request
         self.user = user

@@ -20,7 +20,7 @@ from everbeat.errors import (
 )
 
 
-class Refusal(Exception):
+class RequestRefused(Exception):
     """An answer that is not a page: a status, a code, a sentence, and a fix if there is one."""
 
     def __init__(

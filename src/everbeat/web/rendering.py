@@ -20,7 +20,7 @@ from everbeat.errors.wording import amount, visible, visible_json
 from everbeat.web import wording
 from everbeat.web.navigation import PLACES
 from everbeat.web.page import Page, Visit
-from everbeat.web.refusals import Refusal, status_of
+from everbeat.web.refusals import RequestRefused, status_of
 from everbeat.web.static import files
 from everbeat.web.vitals import Vitals
 
@@ -118,7 +118,7 @@ def away_page(problem: DatabaseError) -> Page:
     return structs.replace(problem_page(problem), title="The database is away", refresh_s=5)
 
 
-def refusal_page(refusal: Refusal) -> Page:
+def refusal_page(refusal: RequestRefused) -> Page:
     """Return the page for a refused request."""
     error = {"code": refusal.code, "message": refusal.message, "fix": refusal.fix}
     titles = {403: "This is not allowed", 404: "There is nothing here", 500: "This page has a defect"}
@@ -132,7 +132,7 @@ def refusal_page(refusal: Refusal) -> Page:
     )
 
 
-def stranger_page(request: Request, refusal: Refusal) -> Response:
+def stranger_page(request: Request, refusal: RequestRefused) -> Response:
     """Return the page for a client without a user. It says nothing about the installation."""
     root = request.scope.get("root_path", "")
     context = {"refusal": refusal, "root": root}

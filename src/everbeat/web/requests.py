@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from everbeat.web.refusals import Refusal
+from everbeat.web.refusals import RequestRefused
 
 MOST_BYTES: Final = 64 * 1024
 """The maximum size of a form or JSON body."""
@@ -25,7 +25,7 @@ def wants_json(request: Request) -> bool:
 
 
 def require_same_origin(request: Request) -> None:
-    """Raise Refusal if another site's page could have caused this request, or if it has no sign of where it comes from.
+    """Raise RequestRefused if another site's page could have caused this request, or if it has no sign of where it comes from.
 
     A browser sends Sec-Fetch-Site or Origin with every form. A program sends JSON with an Authorization header instead, which no form can.
     """
@@ -38,7 +38,7 @@ def require_same_origin(request: Request) -> None:
     else:
         is_own = "authorization" in request.headers and _is_json(request)
     if not is_own:
-        raise Refusal(
+        raise RequestRefused(
             403,
             "CROSS_SITE",
             "This request does not come from a page of the dashboard, so nothing was changed.",
@@ -62,7 +62,7 @@ def _is_json(request: Request) -> bool:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
 
 
-class Form:
+class FormFields:
     """The fields of a form, or of a JSON object. A field can have several values."""
 
     def __init__(self, fields: Mapping[str, list[str]]) -> None:
@@ -78,9 +78,9 @@ class Form:
         return [value for value in self._fields.get(name, []) if value]
 
     def require(self, name: str) -> str:
-        """Return the value of a field. Raises Refusal if it is missing."""
+        """Return the value of a field. Raises RequestRefused if it is missing."""
         if (value := self.get(name)) is None:
-            raise Refusal(400, "MISSING", f"The field {name!r} is missing.", fix="fill it in.")
+            raise RequestRefused(400, "MISSING", f"The field {name!r} is missing.", fix="fill it in.")
         return value
 
     def names(self) -> list[str]:
@@ -88,30 +88,30 @@ class Form:
         return list(self._fields)
 
 
-async def read_form(request: Request) -> Form:
-    """Return the form of a request. Raises Refusal if it is too large or not a form."""
+async def read_form(request: Request) -> FormFields:
+    """Return the form of a request. Raises RequestRefused if it is too large or not a form."""
     body = await _body(request)
     if _is_json(request):
-        return Form(_json_fields(body))
+        return FormFields(_json_fields(body))
     try:
         pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS)
     except ValueError:
-        raise Refusal(
+        raise RequestRefused(
             400, "WRONG_FORM", "The form cannot be read.", fix=f"send at most {MOST_FIELDS:,} fields."
         ) from None
-    return Form(_gathered(pairs))
+    return FormFields(_gathered(pairs))
 
 
-def read_query(request: Request) -> Form:
-    """Return the parameters of the address. Raises Refusal if they are too long."""
+def read_query(request: Request) -> FormFields:
+    """Return the parameters of the address. Raises RequestRefused if they are too long."""
     text = request.scope.get("query_string", b"").decode("latin-1")
     try:
         if len(text) > LONGEST_QUERY:
             raise ValueError
-        return Form(_gathered(parse_qsl(text, max_num_fields=MOST_FIELDS)))
+        return FormFields(_gathered(parse_qsl(text, max_num_fields=MOST_FIELDS)))
     except ValueError:
         fix = f"use at most {LONGEST_QUERY:,} characters."
-        raise Refusal(
+        raise RequestRefused(
             414, "QUERY_TOO_LONG", "The parameters of this address are too long.", fix=fix
         ) from None
 
@@ -130,9 +130,9 @@ async def _body(request: Request) -> bytes:
             found += part
             if len(found) > MOST_BYTES:
                 fix = f"send at most {MOST_BYTES // 1024} kB."
-                raise Refusal(413, "FORM_TOO_LARGE", "The form is too large.", fix=fix)
+                raise RequestRefused(413, "FORM_TOO_LARGE", "The form is too large.", fix=fix)
     except ClientDisconnect:
-        raise Refusal(400, "DISCONNECTED", "The client closed the connection.") from None
+        raise RequestRefused(400, "DISCONNECTED", "The client closed the connection.") from None
     return bytes(found)
 
 
@@ -142,7 +142,7 @@ def _json_fields(body: bytes) -> dict[str, list[str]]:
     except (msgspec.MsgspecError, UnicodeError):
         decoded = None
     if not isinstance(decoded, dict):
-        raise Refusal(
+        raise RequestRefused(
             400, "WRONG_FORM", "The body is not a JSON object.", fix="send the fields as an object."
         )
     fields: dict[str, list[str]] = {}

@@ -16,7 +16,7 @@ from msgspec import Struct
 from starlette.requests import HTTPConnection, Request
 
 from everbeat.domain.settings.settings import refused
-from everbeat.web.refusals import Refusal
+from everbeat.web.refusals import RequestRefused
 
 
 class Role(StrEnum):
@@ -181,20 +181,20 @@ def is_loopback(host: str) -> bool:
 
 
 async def authenticated(authentication: Authentication, request: Request) -> User:
-    """Return the user of a request. Raises Refusal if there is none."""
+    """Return the user of a request. Raises RequestRefused if there is none."""
     found: Any = authentication(request)
     user = await found if inspect.isawaitable(found) else found
     if isinstance(user, User):
         return user
     if isinstance(authentication, Loopback):
-        raise Refusal(
+        raise RequestRefused(
             403,
             "NOT_LOCAL",
             "The dashboard has no authentication, so it answers only requests from this machine.",
             fix="open it as http://localhost, or start it with authentication.",
         )
     challenge = getattr(authentication, "challenge", None)
-    raise Refusal(
+    raise RequestRefused(
         403 if challenge is None else 401,
         "NOT_AUTHENTICATED",
         "The dashboard does not know who you are.",
@@ -204,19 +204,19 @@ async def authenticated(authentication: Authentication, request: Request) -> Use
 
 
 def require(user: User, role: Role, *, changes: bool, read_only: bool) -> None:
-    """Raise Refusal unless the user may do what needs this role. `changes`: it changes something, which a read-only dashboard refuses.
+    """Raise RequestRefused unless the user may do what needs this role. `changes`: it changes something, which a read-only dashboard refuses.
 
     This is the only place that decides about rights. Pages and actions, HTML and JSON pass through it.
     """
     if changes and read_only:
-        raise Refusal(
+        raise RequestRefused(
             403,
             "READ_ONLY",
             "This dashboard is read-only.",
             fix="use the command line, or another dashboard.",
         )
     if not user.role.includes(role):
-        raise Refusal(
+        raise RequestRefused(
             403,
             "ROLE_TOO_LOW",
             f"This needs the role {role}, and {user.name} has the role {user.role}.",

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from everbeat.web.page import Answer, Visit
+from everbeat.web.page import PageResult, Visit
 from everbeat.web.pages import audit, basics, bulk, inbox, queues, schedules, system, task, tasks, workflows
 from everbeat.web.rights import Role
 
@@ -20,14 +20,16 @@ class Route(Struct, frozen=True, kw_only=True):
     """
 
     path: str
-    serve: Callable[[Visit], Awaitable[Answer]]
+    serve: Callable[[Visit], Awaitable[PageResult]]
     role: Role
     method: Literal["GET", "POST"] = "GET"
     changes: bool = False
     needs_database: bool = True
 
 
-def _action(path: str, serve: Callable[[Visit], Awaitable[Answer]], *, role: Role = Role.OPERATE) -> Route:
+def _action(
+    path: str, serve: Callable[[Visit], Awaitable[PageResult]], *, role: Role = Role.OPERATE
+) -> Route:
     return Route(path=path, serve=serve, role=role, method="POST", changes=True)
 
 

@@ -14,14 +14,14 @@ from everbeat.errors.wording import amount
 from everbeat.web import wording
 from everbeat.web.filters import page_size, to_moment_or_age
 from everbeat.web.hiding import HIDDEN
-from everbeat.web.page import Answer, Done, Page, Visit
-from everbeat.web.refusals import Refusal
+from everbeat.web.page import ActionDone, Page, PageResult, Visit
+from everbeat.web.refusals import RequestRefused
 
 _MOST_ACTIONS: Final = 20
 _PAYLOADS: Final = frozenset({"arguments_contain"})
 
 
-async def show(visit: Visit) -> Answer:
+async def show(visit: Visit) -> PageResult:
     """Return the actions of operators, newest first, and the latest actions on all tasks that match."""
     limit = page_size(visit.query)
     found = await visit.parts(
@@ -57,7 +57,7 @@ def _filters(visit: Visit) -> AuditFilters:
         found["since"] = to_moment_or_age(since, subject="since")
     if (before := visit.query.get("before")) is not None:
         if not before.isdecimal() or len(before) > 18:
-            raise Refusal(400, "WRONG_FORM", "The parameter 'before' is not the number of an entry.")
+            raise RequestRefused(400, "WRONG_FORM", "The parameter 'before' is not the number of an entry.")
         found["before"] = int(before)
     return found
 
@@ -103,10 +103,10 @@ def _is_task(target: str | None) -> bool:
     return target is not None
 
 
-async def stop(visit: Visit) -> Answer:
+async def stop(visit: Visit) -> PageResult:
     """Stop an action on all that match after its current portion."""
     action = await visit.app.abulk_action(visit.path_values["id"])
     info = await action.acancel(by=visit.user.name)
-    return Done(
+    return ActionDone(
         goto=visit.link("/audit"), says="The action stops after its current portion.", data={"action": info}
     )

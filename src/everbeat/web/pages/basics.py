@@ -13,7 +13,7 @@ from everbeat.errors import TaskNotFound, WorkflowNotFound
 from everbeat.store.inspection import parties_named, tasks_between, workflows_between
 from everbeat.store.plan import ask
 from everbeat.web.navigation import PLACES
-from everbeat.web.page import Answer, Goto, Visit
+from everbeat.web.page import Goto, PageResult, Visit
 
 THEMES: Final = ("auto", "light", "dark")
 CLOCKS: Final = ("local", "utc")
@@ -21,12 +21,12 @@ _A_YEAR_S: Final = 365 * 24 * 3_600
 _LONGEST: Final = 200
 
 
-async def home(visit: Visit) -> Answer:
+async def home(visit: Visit) -> PageResult:
     """Go to the first page of the navigation."""
     return Goto(visit.link(PLACES[0].path))
 
 
-async def find(visit: Visit) -> Answer:
+async def find(visit: Visit) -> PageResult:
     """Go to the task, the workflow or the worker whose id begins with the text. Otherwise, list the tasks with this key or name."""
     sought = (visit.query.get("q") or "")[:_LONGEST]
     if not sought:
@@ -70,7 +70,7 @@ async def _by_uuid(visit: Visit, sought: UUID) -> str | None:
     return f"/tasks/{sought}"
 
 
-async def set_preferences(visit: Visit) -> Answer:
+async def set_preferences(visit: Visit) -> PageResult:
     """Store the theme and the clock in cookies, and go back to the page."""
     response = RedirectResponse(visit.back("/"), 303)
     path = f"{visit.request.scope.get('root_path', '')}/"

@@ -11,8 +11,8 @@ from everbeat.domain.bulk_actions import SKIPPED, BulkVerb
 from everbeat.errors import DatabaseError, EverbeatError
 from everbeat.errors.wording import amount, some
 from everbeat.web.filters import ListFilters, to_uuid
-from everbeat.web.page import Answer, Done, Page, Visit
-from everbeat.web.refusals import Refusal
+from everbeat.web.page import ActionDone, Page, PageResult, Visit
+from everbeat.web.refusals import RequestRefused
 
 PAST: Final[Mapping[BulkVerb, str]] = {
     BulkVerb.RETRY: "Retried",
@@ -25,7 +25,7 @@ PAST: Final[Mapping[BulkVerb, str]] = {
 _MOST_TICKED: Final = 500
 
 
-async def count_all(visit: Visit, verb: BulkVerb) -> Answer:
+async def count_all(visit: Visit, verb: BulkVerb) -> PageResult:
     """Count the tasks that an action would change, and ask whether to change them. Nothing is changed."""
     filters = ListFilters.read(visit.form).fixed(visit.now)
     _require_searchable(visit, filters)
@@ -39,13 +39,13 @@ async def count_all(visit: Visit, verb: BulkVerb) -> Answer:
     return Page(template="bulk.html", title="Confirm", says=says, data=data, more=more)
 
 
-async def act_on_all(visit: Visit, verb: BulkVerb) -> Answer:
+async def act_on_all(visit: Visit, verb: BulkVerb) -> PageResult:
     """Request the action that was counted. Its filters and parameters must be those that were shown."""
     filters = ListFilters.read(visit.form)
     _require_searchable(visit, filters)
     parameters = _parameters(visit, verb)
     if not hmac.compare_digest(visit.form.require("digest"), filters.digest(verb.value, parameters)):
-        raise Refusal(
+        raise RequestRefused(
             409,
             "FILTERS_CHANGED",
             "The filters are not those that were counted, so nothing was changed.",
@@ -53,23 +53,23 @@ async def act_on_all(visit: Visit, verb: BulkVerb) -> Answer:
         )
     action = await _request(visit, verb, filters, parameters, dry_run=False)
     joined = " An identical action had not ended, so it was joined." if action.info.joined else ""
-    return Done(
+    return ActionDone(
         goto=visit.link("/audit"),
         says=f"The action was requested: {verb.value.replace('_', ' ')} all that match. The workers carry it out.{joined}",
         data={"action": action.info},
     )
 
 
-async def act_on_ticked(visit: Visit, verb: BulkVerb) -> Answer:
+async def act_on_ticked(visit: Visit, verb: BulkVerb) -> PageResult:
     """Change the ticked tasks one by one. Those that cannot be changed are reported, and the others are changed."""
     ids = visit.form.all("id")
     if not ids:
-        raise Refusal(
+        raise RequestRefused(
             400, "MISSING", "No task is ticked, so nothing was changed.", fix="tick the tasks to change."
         )
     if len(ids) > _MOST_TICKED:
         fix = "use filters, and act on all that match."
-        raise Refusal(400, "OUT_OF_RANGE", f"More than {_MOST_TICKED} tasks are ticked.", fix=fix)
+        raise RequestRefused(400, "OUT_OF_RANGE", f"More than {_MOST_TICKED} tasks are ticked.", fix=fix)
     act = _on_one(visit, verb)
     done: list[str] = []
     refused: dict[str, str] = {}
@@ -78,14 +78,14 @@ async def act_on_ticked(visit: Visit, verb: BulkVerb) -> Answer:
             await act(str(to_uuid(text, what="task")))
         except DatabaseError:
             raise
-        except (EverbeatError, Refusal) as problem:
+        except (EverbeatError, RequestRefused) as problem:
             refused[text] = problem.message
         else:
             done.append(text)
     says = f"{PAST[verb]} {amount(len(done), 'task')}."
     if refused:
         says += f" {amount(len(refused), 'task')} could not be changed: {some([*refused.values()], limit=1)}"
-    return Done(goto=visit.back("/tasks"), says=says, data={"done": done, "refused": refused})
+    return ActionDone(goto=visit.back("/tasks"), says=says, data={"done": done, "refused": refused})
 
 
 def _on_one(visit: Visit, verb: BulkVerb) -> Callable[[str], Awaitable[object]]:
@@ -142,7 +142,7 @@ def _priority(visit: Visit) -> int:
     try:
         return int(text)
     except ValueError:
-        raise Refusal(
+        raise RequestRefused(
             400, "WRONG_FORM", "The priority is not a whole number.", fix="write 10, for example."
         ) from None
 
@@ -155,4 +155,6 @@ def _imperative(verb: BulkVerb) -> str:
 
 def _require_searchable(visit: Visit, filters: ListFilters) -> None:
     if visit.hiding.has_rules and "arguments_contain" in filters.values:
-        raise Refusal(403, "ARGUMENTS_HIDDEN", "Arguments are hidden here, so they cannot be searched.")
+        raise RequestRefused(
+            403, "ARGUMENTS_HIDDEN", "Arguments are hidden here, so they cannot be searched."
+        )

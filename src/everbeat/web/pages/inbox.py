@@ -15,13 +15,13 @@ from everbeat.store.questions import read_question
 from everbeat.web import wording
 from everbeat.web.filters import to_uuid
 from everbeat.web.hiding import HIDDEN
-from everbeat.web.page import Answer, Done, Page, Visit
-from everbeat.web.refusals import Refusal
+from everbeat.web.page import ActionDone, Page, PageResult, Visit
+from everbeat.web.refusals import RequestRefused
 
 _PER_PAGE: Final = 100
 
 
-async def show(visit: Visit) -> Answer:
+async def show(visit: Visit) -> PageResult:
     """Return the open questions, those of the task that was sent first at the beginning."""
     after = visit.query.get("after")
     start = None if after is None else to_uuid(after, what="task")
@@ -54,7 +54,7 @@ def _sentence(visit: Visit, found: list[OpenQuestion] | None) -> str:
     return f"{amount(len(found), 'question')} {verb} for an answer, the first for {wording.span(waited_s)}"
 
 
-async def answer(visit: Visit) -> Answer:
+async def answer(visit: Visit) -> PageResult:
     """Answer a question of a task. The first answer counts."""
     task_id = to_uuid(visit.path_values["id"], what="task")
     question = visit.form.get("question")
@@ -63,10 +63,12 @@ async def answer(visit: Visit) -> Answer:
         info = await visit.app.ainfo(task_id)
         raise NoQuestion(task_id, state=info.state, question=question)
     if visit.hiding.touches(asked.name):
-        raise Refusal(403, "PAYLOAD_HIDDEN", "The question is hidden here, so it cannot be answered here.")
+        raise RequestRefused(
+            403, "PAYLOAD_HIDDEN", "The question is hidden here, so it cannot be answered here."
+        )
     value: Any = asked.type.read(visit.form.require("value"))
     answered = await visit.app.aanswer(task_id, value, question=question, by=visit.user.name)
-    return Done(
+    return ActionDone(
         goto=visit.link("/inbox"),
         says=f"The answer is stored, and {asked.name} continues.",
         data={"id": task_id, "question": answered, "by": visit.user.name},

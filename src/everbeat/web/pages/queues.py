@@ -12,8 +12,8 @@ from everbeat.domain.inspection import Pause, QueueInfo, WorkerInfo
 from everbeat.domain.limit.inspection import LimitInfo
 from everbeat.errors.wording import amount, some
 from everbeat.web import wording
-from everbeat.web.page import Answer, Done, Page, Visit
-from everbeat.web.refusals import Refusal
+from everbeat.web.page import ActionDone, Page, PageResult, Visit
+from everbeat.web.refusals import RequestRefused
 
 _MOST_WORKERS: Final = 1_000
 _MOST_COUNTED: Final = 1_000
@@ -32,7 +32,7 @@ class Row(Struct, frozen=True, kw_only=True):
     served_by: int | None
 
 
-async def show(visit: Visit) -> Answer:
+async def show(visit: Visit) -> PageResult:
     """Return the queues with their counts, the pauses, and the limits with the holders of their permits."""
     app = visit.app
     found = await visit.parts(
@@ -113,7 +113,7 @@ def _sentence(queues: Sequence[QueueInfo] | None, pauses: Sequence[Pause] | None
     )
 
 
-async def pause(visit: Visit) -> Answer:
+async def pause(visit: Visit) -> PageResult:
     """Pause a queue or a task function, or everything. Running tasks continue."""
     kind, reason = _kind(visit), visit.form.get("reason")
     match kind:
@@ -129,10 +129,10 @@ async def pause(visit: Visit) -> Answer:
         if found.already_paused
         else f"{what} is paused. Running tasks continue."
     )
-    return Done(goto=visit.link("/queues"), says=says, data={"pause": found})
+    return ActionDone(goto=visit.link("/queues"), says=says, data={"pause": found})
 
 
-async def resume(visit: Visit) -> Answer:
+async def resume(visit: Visit) -> PageResult:
     """Lift the pause of a queue, of a task function, or of everything."""
     kind = _kind(visit)
     match kind:
@@ -143,12 +143,12 @@ async def resume(visit: Visit) -> Answer:
         case _:
             found = await visit.app.aresume_all()
     what = "Everything" if kind == "all" else found.name
-    return Done(goto=visit.link("/queues"), says=f"{what} is resumed.", data={"pause": found})
+    return ActionDone(goto=visit.link("/queues"), says=f"{what} is resumed.", data={"pause": found})
 
 
 def _kind(visit: Visit) -> Literal["queue", "task", "all"]:
     kind: Any = visit.form.get("kind") or "queue"
     if kind not in ("queue", "task", "all"):
-        raise Refusal(400, "UNKNOWN_CHOICE", "The kind is not queue, task or all.")
+        raise RequestRefused(400, "UNKNOWN_CHOICE", "The kind is not queue, task or all.")
     chosen: Literal["queue", "task", "all"] = kind
     return chosen

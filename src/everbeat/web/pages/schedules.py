@@ -20,7 +20,7 @@ from everbeat.store.plan import ask
 from everbeat.store.schedules import list_live_runs
 from everbeat.web.filters import page_size
 from everbeat.web.hiding import HIDDEN
-from everbeat.web.page import Answer, Done, Page, Visit
+from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.reasons import lead_of, shown_reasons
 
 _MARKS: Final = 24
@@ -38,7 +38,7 @@ class TickMark(Struct, frozen=True):
     tick: TickInfo
 
 
-async def show(visit: Visit) -> Answer:
+async def show(visit: Visit) -> PageResult:
     """Return the schedules by name, each with its last ticks."""
     limit, after = page_size(visit.query), visit.query.get("after")
     found = await visit.part("The schedules", visit.app.alist_schedules(limit=limit, after=after), None)
@@ -115,7 +115,7 @@ def _sentence(found: Sequence[ScheduleInfo] | None, ticks: dict[str, list[TickIn
     return f"{amount(len(found), 'schedule')}, none of which missed a tick{rest}"
 
 
-async def show_one(visit: Visit) -> Answer:
+async def show_one(visit: Visit) -> PageResult:
     """Return the page of a schedule. Raises UnknownName."""
     name, app = visit.path_values["name"], visit.app
     found = await visit.part("The schedule", app.aschedule_info(name), None)
@@ -179,7 +179,7 @@ def _in_zone(tick: datetime, zone: str) -> str:
     return f"{tick.astimezone(zone_of(zone)):%a %Y-%m-%d %H:%M:%S %Z}"
 
 
-async def pause(visit: Visit) -> Answer:
+async def pause(visit: Visit) -> PageResult:
     """Stop a schedule from sending tasks until it is resumed. Raises UnknownName."""
     name = visit.form.require("name")
     until: Any = visit.form.get("until")
@@ -187,26 +187,30 @@ async def pause(visit: Visit) -> Answer:
     return _done(visit, found, f"The schedule {name} is paused.")
 
 
-async def resume(visit: Visit) -> Answer:
+async def resume(visit: Visit) -> PageResult:
     """End the pause of a schedule. Raises UnknownName."""
     name = visit.form.require("name")
     return _done(visit, await visit.app.aresume_schedule(name), f"The schedule {name} is resumed.")
 
 
-async def run(visit: Visit) -> Answer:
+async def run(visit: Visit) -> PageResult:
     """Send the task of a schedule now, outside its ticks. Raises UnknownName."""
     handle = await visit.app.arun_schedule(visit.form.require("name"))
     goto = visit.link(f"/tasks/{handle.id}")
-    return Done(goto=goto, says="The schedule sent its task. This is the task.", data={"task_id": handle.id})
+    return ActionDone(
+        goto=goto, says="The schedule sent its task. This is the task.", data={"task_id": handle.id}
+    )
 
 
-async def delete(visit: Visit) -> Answer:
+async def delete(visit: Visit) -> PageResult:
     """Delete a schedule that was made at run time, or a retired one. Raises UnknownName or ScheduleNotChanged."""
     name = visit.form.require("name")
     await visit.app.adelete_schedule(name)
-    return Done(goto=visit.link("/schedules"), says=f"The schedule {name} is deleted.", data={"name": name})
+    return ActionDone(
+        goto=visit.link("/schedules"), says=f"The schedule {name} is deleted.", data={"name": name}
+    )
 
 
-def _done(visit: Visit, found: ScheduleInfo, says: str) -> Done:
+def _done(visit: Visit, found: ScheduleInfo, says: str) -> ActionDone:
     document = structs.asdict(_shown(visit, found))
-    return Done(goto=visit.link(f"/schedules/{found.name}"), says=says, data={"schedule": document})
+    return ActionDone(goto=visit.link(f"/schedules/{found.name}"), says=says, data={"schedule": document})

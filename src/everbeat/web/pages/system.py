@@ -9,13 +9,13 @@ from everbeat import __version__
 from everbeat.domain.doctor.findings import CheckVerdict
 from everbeat.errors.wording import amount
 from everbeat.web.examination import Examined
-from everbeat.web.page import Answer, Goto, Page, Visit
+from everbeat.web.page import Goto, Page, PageResult, Visit
 
 _REFRESH_S: Final = 2
 _ORDER: Final = (CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.OK)
 
 
-async def show(visit: Visit) -> Answer:
+async def show(visit: Visit) -> PageResult:
     """Return the latest checks. If they are old, others run in the background, and the page loads itself again."""
     found = visit.web.examiner.look()
     worst = max((check.verdict for check in found.checks), key=list(CheckVerdict).index, default=None)
@@ -54,7 +54,7 @@ def _sentence(found: Examined) -> str:
     return f"All {len(found.checks)} checks are fine"
 
 
-async def examine(visit: Visit) -> Answer:
+async def examine(visit: Visit) -> PageResult:
     """Run the checks again."""
     visit.web.examiner.look(again=True)
     return Goto(visit.link("/system"))

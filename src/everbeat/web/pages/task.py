@@ -19,10 +19,10 @@ from everbeat.domain.task.states import TASK_TERMINAL_STATES, TaskState
 from everbeat.store.plan import ask
 from everbeat.store.recorded import list_steps, read_checkpoint
 from everbeat.web.filters import to_uuid
-from everbeat.web.page import Answer, Done, Page, Visit
+from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.pages.tasks import look_of
 from everbeat.web.reasons import lead_of, shown_reasons
-from everbeat.web.refusals import Refusal
+from everbeat.web.refusals import RequestRefused
 
 _MOST_BEATS: Final = 200
 _LONGEST_LANES: Final = 50
@@ -36,7 +36,7 @@ _TONES: Final = {
 }
 
 
-class Lane(Struct, frozen=True, kw_only=True):
+class AttemptLane(Struct, frozen=True, kw_only=True):
     """One attempt on the common time axis. `left`, `width` and `beats` are percentages of the axis."""
 
     number: int
@@ -53,14 +53,14 @@ class Lane(Struct, frozen=True, kw_only=True):
     is_open: bool
 
 
-class Mark(Struct, frozen=True):
+class AxisMark(Struct, frozen=True):
     """A moment on the axis, as a percentage and as a time."""
 
     left: float
     at: datetime
 
 
-async def show(visit: Visit) -> Answer:
+async def show(visit: Visit) -> PageResult:
     """Return the page of a task. Raises TaskNotFound."""
     task_id = to_uuid(visit.path_values["id"], what="task")
     app, access = visit.app, database_of(visit.app)
@@ -153,7 +153,7 @@ def _decoded(text: str, *, is_cut: bool) -> Any:
 
 def lanes_of(
     task: TaskInfo, beats: Sequence[HeartbeatInfo], *, now: datetime
-) -> tuple[list[Lane], list[Mark]]:
+) -> tuple[list[AttemptLane], list[AxisMark]]:
     """Return the attempts on one time axis, which begins with the first of them and ends with the last, or now."""
     ended = task.attempts[-_LONGEST_LANES:]
     begins = [each.started_at for each in ended]
@@ -170,10 +170,10 @@ def lanes_of(
     def place(moment: datetime) -> float:
         return round(min(max((moment - first).total_seconds() / whole, 0.0), 1.0) * 92 + 2, 2)
 
-    def lane(began: datetime, over: datetime, **more: Any) -> Lane:
+    def lane(began: datetime, over: datetime, **more: Any) -> AttemptLane:
         ticks = [place(beat.sent_at) for beat in beats if began <= beat.sent_at <= over]
         width = round(max(place(over) - place(began), 0.4), 2)
-        return Lane(
+        return AttemptLane(
             started_at=began,
             seconds=(over - began).total_seconds(),
             left=place(began),
@@ -198,7 +198,9 @@ def lanes_of(
             )
         )  # fmt: skip
     marks = [
-        Mark(place(first + timedelta(seconds=whole * part / 4)), first + timedelta(seconds=whole * part / 4))
+        AxisMark(
+            place(first + timedelta(seconds=whole * part / 4)), first + timedelta(seconds=whole * part / 4)
+        )
         for part in range(5)
     ]
     return lanes, marks
@@ -208,18 +210,18 @@ def _id(visit: Visit) -> UUID:
     return to_uuid(visit.path_values["id"], what="task")
 
 
-def _back(visit: Visit, says: str, **data: Any) -> Done:
+def _back(visit: Visit, says: str, **data: Any) -> ActionDone:
     task_id = _id(visit)
-    return Done(goto=visit.link(f"/tasks/{task_id}"), says=says, data={"id": task_id, **data})
+    return ActionDone(goto=visit.link(f"/tasks/{task_id}"), says=says, data={"id": task_id, **data})
 
 
-async def retry(visit: Visit) -> Answer:
+async def retry(visit: Visit) -> PageResult:
     """Run an ended task again. Raises TaskNotFound or TaskNotRetryable."""
     await visit.app.aretry(_id(visit))
     return _back(visit, "The task will run again.")
 
 
-async def cancel(visit: Visit) -> Answer:
+async def cancel(visit: Visit) -> PageResult:
     """Cancel a task, or ask its worker to stop it. Raises TaskNotFound."""
     result = await visit.app.acancel(_id(visit))
     says = {
@@ -230,19 +232,19 @@ async def cancel(visit: Visit) -> Answer:
     return _back(visit, says[result.verdict], verdict=result.verdict, state=result.state)
 
 
-async def run_now(visit: Visit) -> Answer:
+async def run_now(visit: Visit) -> PageResult:
     """Make a scheduled or retrying task due. Raises TaskNotFound or ActionRefused."""
     await visit.app.arun_now(_id(visit))
     return _back(visit, "The task is due now.")
 
 
-async def signal(visit: Visit) -> Answer:
+async def signal(visit: Visit) -> PageResult:
     """Send a signal to a task. Its value is JSON. Raises TaskNotFound, SignalRefused or PayloadError."""
     name, text = visit.form.require("name"), visit.form.get("value") or "null"
     try:
         value: Any = msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError):
-        raise Refusal(
+        raise RequestRefused(
             400, "WRONG_FORM", "The value is not JSON.", fix='put quotes around a text: "yes".'
         ) from None
     await visit.app.asignal(_id(visit), name, value)

@@ -16,8 +16,8 @@ from everbeat.domain.task.questions import is_answer
 from everbeat.domain.task.states import OVERDUE_MS, TaskState, VirtualState
 from everbeat.errors.wording import amount
 from everbeat.web.filters import LABELS, STATES, ListFilters, page_size
-from everbeat.web.page import Answer, Page, Visit
-from everbeat.web.refusals import Refusal
+from everbeat.web.page import Page, PageResult, Visit
+from everbeat.web.refusals import RequestRefused
 from everbeat.web.rights import Role
 
 _FAILED: Final = frozenset({TaskState.FAILED, TaskState.EXPIRED})
@@ -85,15 +85,15 @@ def _ended_or_held(task: TaskSummary) -> tuple[str | None, str]:
     return None, ""
 
 
-async def show(visit: Visit) -> Answer:
+async def show(visit: Visit) -> PageResult:
     """Return the list of tasks that match the parameters of the address."""
     return await _listed(visit, ListFilters.read(visit.query))
 
 
-async def search(visit: Visit) -> Answer:
+async def search(visit: Visit) -> PageResult:
     """Return the list of tasks whose arguments contain a text. The text is sent in a form, because addresses are logged."""
     if visit.hiding.has_rules and visit.form.get("arguments_contain"):
-        raise Refusal(
+        raise RequestRefused(
             403,
             "ARGUMENTS_HIDDEN",
             "Arguments are hidden from you here, so they cannot be searched.",
@@ -106,11 +106,11 @@ async def _listed(visit: Visit, filters: ListFilters) -> Page:
     form = visit.query if visit.request.method == "GET" else visit.form
     unknown = [each for each in filters.states if each not in STATES]
     if unknown:
-        raise Refusal(
+        raise RequestRefused(
             400, "UNKNOWN_CHOICE", "There is no such state.", fix=f"use one of {', '.join(STATES)}."
         )
     if visit.request.method == "GET" and "arguments_contain" in filters.values:
-        raise Refusal(
+        raise RequestRefused(
             400, "PAYLOAD_IN_ADDRESS", "The text in arguments must not be in an address.", fix="use the form."
         )
     limit, before = page_size(form), form.get("before")

@@ -19,9 +19,9 @@ from everbeat.domain.workflow.states import NodeInfo, WorkflowInfo, WorkflowStat
 from everbeat.errors.wording import amount
 from everbeat.web.filters import ListFilters, page_size, to_uuid
 from everbeat.web.hiding import blanked, concealed
-from everbeat.web.page import Answer, Done, Page, Visit
+from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.reasons import lead_of, shown_reasons
-from everbeat.web.refusals import Refusal
+from everbeat.web.refusals import RequestRefused
 
 _MOST_LANES: Final = 60
 _MOST_BOXES: Final = 120
@@ -35,12 +35,12 @@ _TONES: Final = {
 }
 
 
-async def show(visit: Visit) -> Answer:
+async def show(visit: Visit) -> PageResult:
     """Return the latest workflows that match the parameters of the address."""
     limit, state = page_size(visit.query), visit.query.get("state")
     if state is not None and state not in set(WorkflowState):
         fix = f"use one of {', '.join(WorkflowState)}."
-        raise Refusal(400, "UNKNOWN_CHOICE", "There is no such state of a workflow.", fix=fix)
+        raise RequestRefused(400, "UNKNOWN_CHOICE", "There is no such state of a workflow.", fix=fix)
     given = ListFilters.read(visit.query).task_filters()
     filters: Any = {
         name: given.get(name)
@@ -89,7 +89,7 @@ def _sentence(found: Sequence[WorkflowInfo] | None, *, filtered: bool, limit: in
     return f"None of {latest} failed" if len(found) > 1 else "The only workflow has ended well"
 
 
-class Lane(Struct, frozen=True, kw_only=True):
+class NodeLane(Struct, frozen=True, kw_only=True):
     """A node on the common time axis, in percent."""
 
     name: str
@@ -102,7 +102,7 @@ class Lane(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-async def show_one(visit: Visit) -> Answer:
+async def show_one(visit: Visit) -> PageResult:
     """Return the page of a workflow. Raises WorkflowNotFound."""
     workflow_id = to_uuid(visit.path_values["id"], what="workflow")
     handle: WorkflowHandle[Any] = visit.app.workflow_handle(workflow_id)
@@ -171,7 +171,7 @@ def _graph(visit: Visit, info: WorkflowInfo, nodes: Sequence[NodeInfo]) -> Marku
 
 def lanes_of(
     nodes: Sequence[NodeInfo], *, since: datetime, now: datetime, ended_at: datetime | None
-) -> list[Lane]:
+) -> list[NodeLane]:
     """Return the nodes that have begun on one time axis, in the order of their beginning. Members of maps are left out."""
     last = ended_at or now
     whole = max((last - since).total_seconds(), 0.001)
@@ -187,7 +187,7 @@ def lanes_of(
     ):
         over = node.ended_at or last
         lanes.append(
-            Lane(
+            NodeLane(
                 name=node.name, task_id=None if node.task_id is None else str(node.task_id), kind=node.kind,
                 state=node.state.value, tone=_TONES.get(node.state.value, "wait"), left=place(began),
                 width=round(max(place(over) - place(began), 0.5), 2), seconds=(over - began).total_seconds(),
@@ -196,26 +196,26 @@ def lanes_of(
     return lanes
 
 
-async def pause(visit: Visit) -> Answer:
+async def pause(visit: Visit) -> PageResult:
     """Start no more nodes of a workflow. Raises WorkflowNotFound."""
     return _done(visit, await _handle(visit).apause(), "No more nodes start. Running nodes finish.")
 
 
-async def resume(visit: Visit) -> Answer:
+async def resume(visit: Visit) -> PageResult:
     """Let a paused workflow continue. Raises WorkflowNotFound."""
     return _done(visit, await _handle(visit).aresume(), "The workflow continues.")
 
 
-async def cancel(visit: Visit) -> Answer:
+async def cancel(visit: Visit) -> PageResult:
     """Cancel a workflow: skip nodes that have not started, and ask running ones to stop. Raises WorkflowNotFound."""
     return _done(visit, await _handle(visit).acancel(), "The workflow is being cancelled.")
 
 
-async def retry(visit: Visit) -> Answer:
+async def retry(visit: Visit) -> PageResult:
     """Rerun the failed nodes and those after them. Raises WorkflowNotFound or WorkflowNotRetryable."""
     keeps = visit.form.get("completed") == "keep"
     result = await _handle(visit).aretry(completed="keep" if keeps else "rerun")
-    return Done(goto=_place(visit), says="The failed nodes run again.", data={"retry": result})
+    return ActionDone(goto=_place(visit), says="The failed nodes run again.", data={"retry": result})
 
 
 def _handle(visit: Visit) -> WorkflowHandle[Any]:
@@ -226,5 +226,5 @@ def _place(visit: Visit) -> str:
     return visit.link(f"/workflows/{to_uuid(visit.path_values['id'], what='workflow')}")
 
 
-def _done(visit: Visit, state: WorkflowState, says: str) -> Done:
-    return Done(goto=_place(visit), says=says, data={"id": visit.path_values["id"], "state": state})
+def _done(visit: Visit, state: WorkflowState, says: str) -> ActionDone:
+    return ActionDone(goto=_place(visit), says=says, data={"id": visit.path_values["id"], "state": state})
