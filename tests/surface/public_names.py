@@ -26,6 +26,7 @@ MODULES = (
     "everbeat.recovery",
     "everbeat.workflows",
     "everbeat.testing",
+    "everbeat.web",
 )
 """What programs may import from; those that do not exist yet are left out."""
 _CALLED_BY_SYNTAX = (
