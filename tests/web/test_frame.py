@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -30,6 +32,19 @@ async def test_a_missing_page_says_so_in_both_forms(new_visitor: NewVisitor) -> 
     assert answer.status_code == 404
     assert "There is no such page" in answer.text
     assert (await visitor.json("/nothing-here", status=404))["error"]["code"] == "NO_SUCH_PAGE"
+
+
+async def test_every_link_of_the_navigation_and_the_start_page_lead_to_a_page(
+    new_visitor: NewVisitor,
+) -> None:
+    visitor = new_visitor()
+    page = await visitor.get((await visitor.get("/")).headers["location"])
+    links = re.findall(r'<li><a href="([^"]+)"[^>]* data-key="(.)"', page.text)
+    assert len(links) == len(dict(links)) == len({key for _, key in links}) >= 7
+    for path, _ in links:
+        answer = await visitor.get(path)
+        assert answer.status_code == 200, path
+        assert f'href="{path}" aria-current="page"' in answer.text
 
 
 async def test_a_stranger_sees_neither_the_name_nor_a_link(new_visitor: NewVisitor) -> None:

@@ -27,7 +27,7 @@ PortOption: TypeAlias = Annotated[
     int, typer.Option("--port", min=0, max=65_535, help="Listen on this port; 0 takes a free one.")
 ]
 ReadOnlyOption: TypeAlias = Annotated[bool, typer.Option("--read-only", help="Offer and accept no actions.")]
-NameOption: TypeAlias = Annotated[
+InstallationOption: TypeAlias = Annotated[
     str | None, typer.Option("--name", metavar="NAME", help="The name of the installation in the header.")
 ]
 HideOption: TypeAlias = Annotated[
@@ -78,7 +78,7 @@ def web(
     host: HostOption = "127.0.0.1",
     port: PortOption = 7717,
     read_only: ReadOnlyOption = False,
-    name: NameOption = None,
+    name: InstallationOption = None,
     hide: HideOption = None,
     header: HeaderOption = None,
     proxies: ProxyOption = None,

@@ -96,6 +96,7 @@ class Web:
         self._rules = hiding_of(hide)
         self._reading: ReadingDatabase | None = None
         self._opening = asyncio.Lock()
+        self.paths = frozenset(route.path for route in ROUTES)
         addresses = [Address(route.path, self._endpoint(route), methods=[route.method]) for route in ROUTES]
         addresses.append(Address("/static/{name}", self._static, methods=["GET"]))
         self._router = Router(addresses, default=self._absent, lifespan=self._lifespan)

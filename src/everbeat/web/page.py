@@ -107,7 +107,7 @@ class Visit:
         """Return the page on which the form is, or another one. The browser names it, so only its path below the root is used."""
         sent = urlsplit(self.request.headers.get("referer", ""))
         root = f"{self.request.scope.get('root_path', '')}/"
-        if not sent.path.startswith(root) or sent.path.startswith("//"):
+        if not sent.path.startswith(root) or sent.path.startswith(("//", "/\\")):
             return self.link(otherwise)
         return f"{sent.path}?{sent.query}" if sent.query else sent.path
 

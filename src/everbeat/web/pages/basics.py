@@ -23,7 +23,7 @@ _LONGEST: Final = 200
 
 async def home(visit: Visit) -> PageResult:
     """Go to the first page of the navigation."""
-    return Goto(visit.link(PLACES[0].path))
+    return Goto(visit.link(next(place.path for place in PLACES if place.path in visit.web.paths)))
 
 
 async def find(visit: Visit) -> PageResult:

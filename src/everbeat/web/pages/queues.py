@@ -24,7 +24,7 @@ _MOST_PLACES: Final = 60
 _SLOW_S: Final = 60.0
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class QueueRow(Struct, frozen=True, kw_only=True):
     """A queue, its pause, and how many live workers serve it (None: the workers could not be read)."""
 
     queue: QueueInfo
@@ -74,12 +74,12 @@ async def _limits(app: App) -> list[LimitInfo]:
 
 def _rows(
     queues: Sequence[QueueInfo], pauses: Sequence[Pause], workers: Sequence[WorkerInfo] | None
-) -> list[Row]:
+) -> list[QueueRow]:
     paused = {pause.name: pause for pause in pauses if pause.kind == "queue"}
     known = {queue.name: queue for queue in queues}
     known |= {name: QueueInfo(name=name) for name in paused if name not in known}
     rows = [
-        Row(queue=queue, pause=paused.get(queue.name), served_by=_serving(queue.name, workers))
+        QueueRow(queue=queue, pause=paused.get(queue.name), served_by=_serving(queue.name, workers))
         for queue in known.values()
     ]
     return sorted(
@@ -93,7 +93,9 @@ def _serving(queue: str, workers: Sequence[WorkerInfo] | None) -> int | None:
     return sum(worker.queues is None or queue in worker.queues for worker in workers if not worker.is_stale)
 
 
-def _sentence(queues: Sequence[QueueInfo] | None, pauses: Sequence[Pause] | None, rows: Sequence[Row]) -> str:
+def _sentence(
+    queues: Sequence[QueueInfo] | None, pauses: Sequence[Pause] | None, rows: Sequence[QueueRow]
+) -> str:
     if queues is None:
         return "The queues could not be read"
     if any(pause.kind == "all" for pause in pauses or ()):
