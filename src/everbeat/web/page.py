@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -129,8 +129,3 @@ class Visit:
 
 
 _PATH: Final = "/:@!$&'()*+,;=~-._"
-
-
-def chosen(values: Sequence[str], among: Sequence[str]) -> list[str]:
-    """Return those of the given values that are known, in their own order."""
-    return [value for value in values if value in among]
