@@ -138,7 +138,8 @@ class Web:
         return self._reading
 
     async def aclose(self) -> None:
-        """Close the connections of the pages. The app stays open."""
+        """Close the connections of the pages, after the current examination has ended. The app stays open."""
+        await asyncio.to_thread(self.examiner.wait)
         reading, self._reading = self._reading, None
         if reading is not None:
             await reading.aclose()

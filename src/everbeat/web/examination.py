@@ -17,6 +17,7 @@ from everbeat.runtime.clock import SystemClock
 
 _LONG_TRANSACTION_S: Final = 300.0
 _FRESH_S: Final = 60.0
+_ENDS_WITHIN_S: Final = 10.0
 
 
 class Examined(Struct, frozen=True, kw_only=True):
@@ -38,6 +39,7 @@ class Examiner:
         self._last = Examined()
         self._is_running = False
         self._ended_at: float | None = None
+        self._thread: threading.Thread | None = None
 
     def look(self, *, again: bool = False) -> Examined:
         """Return the latest examination. Start another one if it is old, or if `again` is set."""
@@ -45,9 +47,17 @@ class Examiner:
             is_old = self._ended_at is None or self._clock.monotonic() - self._ended_at > _FRESH_S
             if (is_old or again) and not self._is_running:
                 self._is_running = True
-                threading.Thread(target=self._examine, name="everbeat-examination", daemon=True).start()
+                self._thread = threading.Thread(
+                    target=self._examine, name="everbeat-examination", daemon=True
+                )
+                self._thread.start()
             last = self._last
             return Examined(checks=last.checks, at=last.at, is_running=self._is_running, problem=last.problem)
+
+    def wait(self) -> None:
+        """Wait until the current examination has ended, if there is one, for at most 10 s."""
+        if self._thread is not None:
+            self._thread.join(_ENDS_WITHIN_S)
 
     def _examine(self) -> None:
         began_at = self._clock.wall()
