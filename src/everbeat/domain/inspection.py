@@ -62,7 +62,7 @@ class RecoveryInfo(msgspec.Struct, frozen=True):
     `noticed_at` is when the recovery was committed. `noticed_after_ms` is the time in milliseconds from the worker's last sign
     of life, or its exit, until its death was noticed. `charge` is "crash" or "loss" if the death was counted against the task.
     `hook` is the reply of a recovery hook, or "no answer: ..." with the reason. `became` is the task's current state, or None
-    if its record was pruned.
+    if its record was pruned. `became_at` is when the task ended, or None if it has not ended.
     """
 
     id: int
@@ -91,6 +91,7 @@ class RecoveryInfo(msgspec.Struct, frozen=True):
     hook: str | None = None
     ran_again_on: str | None = None
     became: TaskState | None = None
+    became_at: datetime | None = None
 
 
 class RecoveryPage(list[RecoveryInfo]):

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from everbeat.config import RecoveryConfig
 from everbeat.domain.recovery.hooks import HookRunner, NoHooks
+from everbeat.domain.recovery.liveness import longer_silence
 from everbeat.domain.series import RateCounter
 from everbeat.domain.task.states import TaskState
 from everbeat.recovering.orders import flags_of
@@ -187,8 +188,8 @@ class Thresholds(Struct, frozen=True, kw_only=True):
             return self
         return replace(
             self,
-            claimed_ms=_longer(self.claimed_ms, tree.claimed_stale_ms),
-            running_ms=_longer(self.running_ms, tree.running_stale_ms),
+            claimed_ms=longer_silence(self.claimed_ms, tree.claimed_stale_ms),
+            running_ms=longer_silence(self.running_ms, tree.running_stale_ms),
         )
 
     def of(self, lease: Lease) -> int | None:
@@ -217,10 +218,6 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     def _is_resilient(self, lease: Lease) -> bool:
         flags = flags_of(lease)
         return any(flags.get(name, False) for name in self.resilient_flags)
-
-
-def _longer(own_ms: int | None, tree_ms: int | None) -> int | None:
-    return None if own_ms is None else max(own_ms, tree_ms or 0)
 
 
 class _Window(Struct):

@@ -11,6 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from everbeat.domain.doctor.findings import SWEEP
+from everbeat.domain.recovery.liveness import is_session_lost
 from everbeat.recovering.notice.startup import Witness
 from everbeat.recovering.observer import CALM_S, ONE_TRY, Calm, Thresholds, collected
 from everbeat.recovering.orders import SESSION, Death
@@ -274,7 +275,9 @@ class SessionWatch:
             self._mass.see(
                 name, session.session_at, is_held=session.locked, has_sessions=session.sessions > 0, at=at
             )
-            if session.locked or session.sessions or not session.held_here or name in self._mass:
+            if name in self._mass or not is_session_lost(
+                held_here=session.held_here, is_locked=session.locked, sessions=session.sessions
+            ):
                 continue
             if name == self._observer.supervisor_id:
                 continue

@@ -7,7 +7,8 @@ with found as materialized (
         select
             r.id, r.task_id, r.name, r.queue, r.attempt, r.fence, r.worker_id, r.supervisor_id, r.hostname, r.pid, r.was, r.cause, r.noticed_by,
             r.last_beat_at, r.noticed_at, r.noticed_after_ms, r.action, r.next_retry_at, r.recovered_by, r.certificate, r.charge, r.suspect, r.hook,
-            t.state as became, t.fence as last_fence, t.started_at, t.claimed_by_worker_id, null::{schema}.history_attempt[] as attempts
+            t.state as became, t.fence as last_fence, greatest(t.completed_at, t.failed_at, t.cancelled_at, t.expired_at) as became_at,
+            t.started_at, t.claimed_by_worker_id, null::{schema}.history_attempt[] as attempts
         from {schema}.recoveries r
         left join {schema}.tasks t on t.id = r.task_id
         where (%(task_id)s::uuid is null or r.task_id = %(task_id)s)
@@ -26,7 +27,7 @@ with found as materialized (
         select
             r.id, r.task_id, r.name, r.queue, r.attempt, r.fence, r.worker_id, r.supervisor_id, r.hostname, r.pid, r.was, r.cause, r.noticed_by,
             r.last_beat_at, r.noticed_at, r.noticed_after_ms, r.action, r.next_retry_at, r.recovered_by, r.certificate, r.charge, r.suspect, r.hook,
-            h.state, h.fence, h.started_at, h.claimed_by_worker_id, h.attempts
+            h.state, h.fence, h.ended_at, h.started_at, h.claimed_by_worker_id, h.attempts
         from (
             select h.* from {schema}.history h
             where {fragment/recovered_scope} and (%(oldest)s::timestamptz is null or h.ended_at >= %(oldest)s)
@@ -47,7 +48,7 @@ with found as materialized (
 select
     r.id, r.task_id, r.name, r.queue, r.attempt, r.fence, r.worker_id, r.supervisor_id, r.hostname, r.pid, r.was, r.cause, r.noticed_by,
     r.last_beat_at, r.noticed_at, r.noticed_after_ms, r.action, r.next_retry_at, r.recovered_by, r.certificate::text,
-    again.started_at as ran_again_at, r.charge, r.suspect, r.hook, again.worker_id as ran_again_on, r.became
+    again.started_at as ran_again_at, r.charge, r.suspect, r.hook, again.worker_id as ran_again_on, r.became, r.became_at
 from found r
 left join lateral (
     select later.started_at, later.worker_id

@@ -15,24 +15,7 @@ with relaxed as materialized (
     from relaxed
     where t.service = %(turn)s and t.taken_by = %(taken_by)s
       and t.taken_until < statement_timestamp() + %(renewed_ms)s * interval '1 millisecond'
-), connected as materialized (
-    select
-        a.pid, a.usesysid as role, split_part(a.application_name, ' ', 1) as tree,
-        split_part(a.application_name, ' ', 3) = 'beats'
-            and (a.state = 'active' and a.wait_event_type is distinct from 'Client') is not true as beats
-    from pg_stat_activity a
-), {fragment/session_locks}
-, holders as materialized (
-    select jsonb_object_agg(l.key, l.roles) as by_key from (select l.key, jsonb_agg(l.role) as roles from locks l group by l.key) l
-), trees as materialized (
-    select jsonb_object_agg(c.tree, c.sessions) as by_name
-    from (
-        select c.tree, jsonb_agg(jsonb_build_object('role', c.role, 'sessions', c.sessions, 'beats', c.beats)) as sessions
-        from (select c.tree, c.role, count(*) as sessions, bool_or(c.beats) as beats from connected c group by c.tree, c.role) c
-        where c.tree is not null
-        group by c.tree
-    ) c
-)
+), {fragment/tree_sessions}
 select
     s.id, s.beat_seq, s.session_at,
     coalesce(s.session_held and s.session_server = h.incarnation, false) as held_here,
@@ -46,14 +29,7 @@ select
 from {schema}.supervisors s
 cross join here h
 cross join lateral (
-    select
-        exists (
-            select from holders h cross join jsonb_array_elements_text(h.by_key -> s.lock_key::text) l (role)
-            where l.role::oid = coalesce(s.session_role, l.role::oid)
-        ) as locked,
-        coalesce(sum(c.sessions), 0)::bigint as sessions, coalesce(bool_or(c.beats), false) as beats
-    from trees t cross join jsonb_to_recordset(t.by_name -> s.session_name) as c (role oid, sessions bigint, beats boolean)
-    where c.role = coalesce(s.session_role, c.role)
+    {fragment/session_of_tree}
 ) tree
 where s.ended_at is null
   and (%(turn)s::text is null or exists (select from {schema}.turns t where t.service = %(turn)s and t.taken_by = %(taken_by)s))

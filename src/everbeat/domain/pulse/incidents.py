@@ -1,0 +1,300 @@
+"""Groups recoveries into incidents: the death of one supervisor or of one process, one mass event, or one stall."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from statistics import median
+from typing import Any, Final
+
+from msgspec import Struct
+
+from everbeat.domain.inspection import RecoveryInfo, SupervisorInfo
+from everbeat.domain.pulse.wording import host_of
+from everbeat.domain.recovery.liveness import FAREWELL
+from everbeat.domain.task.states import TaskState
+
+TOGETHER: Final = timedelta(seconds=5)
+"""Trees that die within this time of each other died of the same cause, such as the network."""
+_OF_TREES: Final = frozenset({"session", "age", "startup", "sweep"})
+_OF_MASS: Final = "many were lost together"
+
+
+class IncidentKind(StrEnum):
+    """What happened in an incident."""
+
+    TREE = "tree"
+    """A supervisor died with all its workers."""
+    PROCESS = "process"
+    """One worker process died, and its supervisor noticed."""
+    MASS = "mass"
+    """Several trees died together."""
+    STALL = "stall"
+    """The code of a task reported no progress for too long."""
+    RELEASE = "release"
+    """An operator released the tasks of a worker."""
+
+
+class Rerun(Struct, frozen=True, kw_only=True):
+    """What happened to one task of an incident: one row of its Gantt chart. Times that are unknown are None.
+
+    The code ran from `started_at` until the last sign of life at `silent_at`. Its death was noticed at `noticed_at`, and the recovery was
+    committed at `decided_at`. The task ran again from `again_at` until `ended_at`.
+    """
+
+    recovery: RecoveryInfo
+    silent_at: datetime
+    noticed_at: datetime
+    decided_at: datetime
+    started_at: datetime | None = None
+    again_at: datetime | None = None
+    ended_at: datetime | None = None
+
+    @property
+    def again_after_s(self) -> float | None:
+        """Return how many seconds passed from the last sign of life until the task ran again."""
+        return None if self.again_at is None else (self.again_at - self.silent_at).total_seconds()
+
+
+class Incident(Struct, frozen=True, kw_only=True):
+    """One incident. `names` are the hosts of its trees, `parties` the ids of its supervisors and workers.
+
+    `at` is the first last sign of life, `noticed_at` when the death was noticed first, and `noticed_after_ms` how long that took, at worst.
+    """
+
+    id: str
+    kind: IncidentKind
+    at: datetime
+    noticed_at: datetime
+    noticed_by: str
+    noticed_after_ms: int | None
+    names: tuple[str, ...]
+    parties: tuple[str, ...]
+    cause: str
+    reruns: tuple[Rerun, ...] = ()
+
+    @property
+    def tasks(self) -> int:
+        """Return the number of tasks that were recovered."""
+        return len(self.reruns)
+
+    @property
+    def waiting(self) -> int:
+        """Return how many tasks neither run again nor have ended, but are going to."""
+        return sum(_is_waiting(rerun.recovery) for rerun in self.reruns)
+
+    @property
+    def poison(self) -> int:
+        """Return how many of the tasks are not run again, because they killed too many processes."""
+        return sum(is_poison(rerun.recovery) for rerun in self.reruns)
+
+    @property
+    def rescuers(self) -> dict[str, int]:
+        """Return how many tasks ran again on each host, the most first."""
+        on = Counter(
+            host_of(rerun.recovery.ran_again_on)
+            for rerun in self.reruns
+            if rerun.recovery.ran_again_on is not None
+        )
+        return dict(on.most_common())
+
+    @property
+    def again_after_s(self) -> list[float]:
+        """Return after how many seconds the tasks ran again, sorted."""
+        return sorted(each.again_after_s for each in self.reruns if each.again_after_s is not None)
+
+
+class Totals(Struct, frozen=True, kw_only=True):
+    """The figures of several incidents. Durations are in seconds, and None if nothing was measured."""
+
+    recovered: int
+    incidents: int
+    poison: int
+    waiting: int
+    noticed_s: float | None = None
+    slowest_notice_s: float | None = None
+    slowest_notice_by: str | None = None
+    again_s: float | None = None
+    slowest_again_s: float | None = None
+
+
+def rerun_of(recovery: RecoveryInfo) -> Rerun:
+    """Return what happened to the task of one recovery, from its row and its death certificate."""
+    detected_at = _moment(_certified(recovery, "detected_at"))
+    noticed_at = min(detected_at or recovery.noticed_at, recovery.noticed_at)
+    if recovery.noticed_after_ms is not None:
+        silent_at = noticed_at - timedelta(milliseconds=recovery.noticed_after_ms)
+    else:
+        silent_at = min(recovery.last_beat_at or noticed_at, noticed_at)
+    return Rerun(
+        recovery=recovery,
+        started_at=_moment(_certified(recovery, "started_at")) if recovery.was is TaskState.RUNNING else None,
+        silent_at=silent_at,
+        noticed_at=noticed_at,
+        decided_at=recovery.noticed_at,
+        again_at=recovery.ran_again_at,
+        ended_at=recovery.became_at,
+    )
+
+
+def incidents_of(
+    recoveries: Iterable[RecoveryInfo], departed: Iterable[SupervisorInfo] = ()
+) -> list[Incident]:
+    """Group recoveries, and the deaths of `departed` trees that held nothing, into incidents. The latest comes first."""
+    groups: dict[tuple[IncidentKind, str], list[RecoveryInfo]] = {}
+    for recovery in recoveries:
+        groups.setdefault(_key(recovery), []).append(recovery)
+    found = [_incident(kind, party, group) for (kind, party), group in groups.items()]
+    known = {party for each in found for party in each.parties}
+    found += [_empty(tree) for tree in departed if _died(tree) and tree.supervisor_id not in known]
+    return sorted(_merged(found), key=lambda each: (each.noticed_at, each.id), reverse=True)
+
+
+def totals_of(incidents: Sequence[Incident]) -> Totals:
+    """Return the figures of these incidents."""
+    reruns = [rerun for incident in incidents for rerun in incident.reruns]
+    noticed = [
+        (rerun.recovery.noticed_after_ms / 1_000, rerun.recovery.noticed_by)
+        for rerun in reruns
+        if rerun.recovery.noticed_after_ms is not None
+        and rerun.recovery.noticed_by not in ("operator", "progress")
+    ]
+    again = [after for incident in incidents for after in incident.again_after_s]
+    slowest = max(noticed, default=None)
+    return Totals(
+        recovered=len(reruns),
+        incidents=len(incidents),
+        poison=sum(incident.poison for incident in incidents),
+        waiting=sum(incident.waiting for incident in incidents),
+        noticed_s=median(after for after, _ in noticed) if noticed else None,
+        slowest_notice_s=None if slowest is None else slowest[0],
+        slowest_notice_by=None if slowest is None else slowest[1],
+        again_s=median(again) if again else None,
+        slowest_again_s=max(again, default=None),
+    )
+
+
+def is_poison(recovery: RecoveryInfo) -> bool:
+    """Return whether the task does not run again because it killed too many processes."""
+    return bool(_certified(recovery, "poison"))
+
+
+def certificate_of(recovery: RecoveryInfo) -> dict[str, Any]:
+    """Return the fields of the death certificate, which is stored as the error of the attempt. It is empty if nothing is stored."""
+    data = None if recovery.certificate is None else recovery.certificate.get("data")
+    return dict(data) if isinstance(data, dict) else {}
+
+
+def _certified(recovery: RecoveryInfo, name: str) -> object:
+    return certificate_of(recovery).get(name)
+
+
+def _moment(value: object) -> datetime | None:
+    if not isinstance(value, str):
+        return None
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else None
+
+
+def _is_waiting(recovery: RecoveryInfo) -> bool:
+    goes_on = recovery.action in ("requeue", "retry", "reschedule")
+    return (
+        goes_on
+        and recovery.ran_again_at is None
+        and recovery.became in (TaskState.PENDING, TaskState.CLAIMED)
+    )
+
+
+def _key(recovery: RecoveryInfo) -> tuple[IncidentKind, str]:
+    match recovery.noticed_by:
+        case "progress":
+            return IncidentKind.STALL, f"stall-{recovery.id}"
+        case "operator":
+            return IncidentKind.RELEASE, f"{recovery.worker_id}-{recovery.noticed_at:%Y%m%d%H%M}"
+        case way if way in _OF_TREES and recovery.supervisor_id is not None:
+            return IncidentKind.TREE, recovery.supervisor_id
+        case _:
+            return IncidentKind.PROCESS, recovery.worker_id
+
+
+def _incident(kind: IncidentKind, party: str, group: Sequence[RecoveryInfo]) -> Incident:
+    reruns = sorted((rerun_of(each) for each in group), key=lambda rerun: rerun.recovery.id)
+    first = min(reruns, key=lambda rerun: rerun.noticed_at)
+    after = [each.noticed_after_ms for each in group if each.noticed_after_ms is not None]
+    names = [each.hostname or host_of(each.worker_id) for each in group]
+    return Incident(
+        id=party,
+        kind=kind,
+        at=min(rerun.silent_at for rerun in reruns),
+        noticed_at=first.noticed_at,
+        noticed_by=first.recovery.noticed_by,
+        noticed_after_ms=max(after, default=None),
+        names=tuple(dict.fromkeys(names)),
+        parties=tuple(dict.fromkeys([party, *(each.worker_id for each in group)])),
+        cause=first.recovery.cause,
+        reruns=tuple(reruns),
+    )
+
+
+def _died(tree: SupervisorInfo) -> bool:
+    return tree.ended_at is not None and tree.ended_how != FAREWELL
+
+
+def _empty(tree: SupervisorInfo) -> Incident:
+    ended_at = tree.ended_at or tree.last_heartbeat_at
+    silent_at = min(tree.last_heartbeat_at, ended_at)
+    by = tree.ended_how or "unknown"
+    return Incident(
+        id=tree.supervisor_id,
+        kind=IncidentKind.TREE,
+        at=silent_at,
+        noticed_at=ended_at,
+        noticed_by=by,
+        # The session's end is not recorded if nothing was recovered, so the notice cannot be measured.
+        noticed_after_ms=round((ended_at - silent_at).total_seconds() * 1_000) if by == "age" else None,
+        names=(tree.hostname,),
+        parties=(tree.supervisor_id,),
+        cause="it held no task",
+    )
+
+
+def _merged(found: Iterable[Incident]) -> list[Incident]:
+    """Join trees that were lost together: within five seconds of the one before, or by the words of their certificates."""
+    trees = sorted(
+        (each for each in found if each.kind is IncidentKind.TREE),
+        key=lambda each: (each.noticed_at, each.id),
+    )
+    chains: list[list[Incident]] = []
+    for tree in trees:
+        last = chains[-1][-1] if chains else None
+        is_with = last is not None and (
+            tree.noticed_at - last.noticed_at <= TOGETHER
+            or (_OF_MASS in tree.cause and _OF_MASS in last.cause)
+        )
+        if is_with:
+            chains[-1].append(tree)
+        else:
+            chains.append([tree])
+    others = [each for each in found if each.kind is not IncidentKind.TREE]
+    return others + [chain[0] if len(chain) == 1 else _mass(chain) for chain in chains]
+
+
+def _mass(trees: Sequence[Incident]) -> Incident:
+    after = [tree.noticed_after_ms for tree in trees if tree.noticed_after_ms is not None]
+    return Incident(
+        id=trees[0].id,
+        kind=IncidentKind.MASS,
+        at=min(tree.at for tree in trees),
+        noticed_at=trees[0].noticed_at,
+        noticed_by=trees[0].noticed_by,
+        noticed_after_ms=max(after, default=None),
+        names=tuple(dict.fromkeys(name for tree in trees for name in tree.names)),
+        parties=tuple(party for tree in trees for party in tree.parties),
+        cause=trees[0].cause,
+        reruns=tuple(rerun for tree in trees for rerun in tree.reruns),
+    )

@@ -1,0 +1,103 @@
+"""Whether a tree beats, is late, might be dead, is dead or has left, by the rules of the reaper and the session watch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from msgspec import Struct
+
+from everbeat.domain.explain.reasons import SilenceRules
+from everbeat.domain.pulse.sample import SampledTree, SampledWorker
+from everbeat.domain.recovery.liveness import LATE_BEATS, is_session_lost, longer_silence
+
+
+class TreeState(StrEnum):
+    """How a tree is doing."""
+
+    BEATS = "beats"
+    """It beats, and its session is held if it can be watched."""
+    LATE = "late"
+    """Two heartbeats are missing."""
+    SUSPECT = "suspect"
+    """Its session is lost or its threshold has passed, but it has not been declared dead."""
+    DEAD = "dead"
+    """An observer declared it dead."""
+    LEFT = "left"
+    """It shut down in an orderly way."""
+
+
+class TreeJudgement(Struct, frozen=True, kw_only=True):
+    """The state of a tree. `silent_s` is counted from the last heartbeat of the supervisor or of a worker that beats for itself.
+
+    `decides_in_s` is how many seconds remain until the age of its heartbeats decides. It is negative if the moment has passed, and None if
+    recovery by age is off or the tree has ended. `session_lost`: neither its lock nor any of its sessions is left.
+    """
+
+    state: TreeState
+    silent_s: float
+    beat_s: float
+    decides_in_s: float | None = None
+    session_lost: bool = False
+
+    @property
+    def late_s(self) -> float:
+        """Return how many seconds ago the first missing heartbeat was due, or a negative number if none is missing."""
+        return self.silent_s - self.beat_s
+
+
+def judged(
+    tree: SampledTree, workers: Sequence[SampledWorker], *, rules: SilenceRules, at: datetime
+) -> TreeJudgement:
+    """Judge one tree at the database's time `at`. `workers` are its own."""
+    beat_ms = tree.beat_ms or rules.beat_interval_ms
+    silent_s = max(0.0, (at - last_sign(tree, workers)).total_seconds())
+    if tree.ended_at is not None:
+        state = TreeState.DEAD if tree.is_dead else TreeState.LEFT
+        return TreeJudgement(state=state, silent_s=silent_s, beat_s=beat_ms / 1_000)
+    threshold_ms = _threshold_ms(tree, workers, rules=rules)
+    decides_in_s = None if threshold_ms is None else threshold_ms / 1_000 - silent_s
+    lost = is_session_lost(held_here=tree.held_here, is_locked=tree.locked, sessions=tree.sessions)
+    if lost or (decides_in_s is not None and decides_in_s <= 0):
+        state = TreeState.SUSPECT
+    else:
+        state = TreeState.LATE if silent_s * 1_000 >= LATE_BEATS * beat_ms else TreeState.BEATS
+    return TreeJudgement(
+        state=state,
+        silent_s=silent_s,
+        beat_s=beat_ms / 1_000,
+        decides_in_s=decides_in_s,
+        session_lost=lost,
+    )
+
+
+def last_sign(tree: SampledTree, workers: Iterable[SampledWorker]) -> datetime:
+    """Return when the tree last beat: its supervisor, or a live worker that beats for itself."""
+    own = [
+        worker.last_beat_at
+        for worker in workers
+        if worker.last_beat_at is not None and worker.ended_at is None
+    ]
+    return max([tree.last_beat_at, *own])
+
+
+def decides_at(judgement: TreeJudgement, *, at: datetime) -> datetime | None:
+    """Return when the age of the tree's heartbeats decides, or None if it never does."""
+    return None if judgement.decides_in_s is None else at + timedelta(seconds=judgement.decides_in_s)
+
+
+def _threshold_ms(tree: SampledTree, workers: Iterable[SampledWorker], *, rules: SilenceRules) -> int | None:
+    """Return the shortest silence after which a lease of the tree is stale, or after which a tree without leases is declared dead."""
+    claimed_ms = longer_silence(rules.claimed_ms, tree.claimed_stale_ms)
+    running_ms = longer_silence(rules.running_ms, tree.running_stale_ms)
+    crew = [worker for worker in workers if worker.ended_at is None]
+    held = []
+    if any(worker.claimed for worker in crew):
+        held.append(claimed_ms)
+    if any(worker.running for worker in crew):
+        held.append(running_ms)
+    known = [each for each in held or [claimed_ms, running_ms] if each is not None]
+    if not known:
+        return None
+    return min(known) if held else max(known)
