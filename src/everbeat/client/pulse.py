@@ -126,8 +126,6 @@ class PulseWatch:
             after_recovery=None if memory.last is None else memory.last.last_recovery,
         )
         try:
-            if is_gap:
-                memory.restart()
             memory.record(await self._run(statement))
             if is_gap:
                 memory.backfill(await self._run(pulse.stored_beats(window_ms=WINDOW_S * 1_000)))
@@ -179,6 +177,11 @@ class IncidentWatch:
                 await self._read(state)
         return self._found
 
+    @property
+    def last(self) -> list[Incident]:
+        """Return what was read last, also if it is old."""
+        return self._found
+
     async def _read(self, state: object) -> None:
         recoveries, supervisors = await asyncio.gather(self._recoveries(), self._departed())
         last = self._watch.memory.last
@@ -188,7 +191,8 @@ class IncidentWatch:
             for each in supervisors
             if each.ended_at is not None and (now is None or now - each.ended_at < SINCE)
         ]
-        self._found = incidents_of(recoveries, departed)
+        names = {each.supervisor_id: each.slot for each in supervisors if each.slot is not None}
+        self._found = incidents_of(recoveries, departed, names=names)
         self._read_at, self._read_of = self._clock.monotonic(), state
 
     def _state(self) -> object:

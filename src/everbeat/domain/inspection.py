@@ -293,7 +293,8 @@ class SupervisorInfo(msgspec.Struct, frozen=True):
 
     `session_held` means that the supervisor holds its session lock. `is_stale`, `session_lost` and `quiet_since` are defined as
     in `WorkerInfo`. `processes` is the intended number of worker processes, or None for a worker inside another program.
-    `start_problem` is why the supervisor has been unable to start a worker process since `start_problem_at`.
+    `start_problem` is why the supervisor has been unable to start a worker process since `start_problem_at`. `slot` is its name if it was
+    started with one.
     """
 
     supervisor_id: str
@@ -313,6 +314,7 @@ class SupervisorInfo(msgspec.Struct, frozen=True):
     start_problem: str | None = None
     start_problem_at: datetime | None = None
     quiet_since: datetime | None = None
+    slot: str | None = None
 
 
 class QuietTree(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ from everbeat.store.reading import ReadingDatabase
 from everbeat.web import rendering
 from everbeat.web.examination import Examiner
 from everbeat.web.hiding import Hiding, hiding_of
+from everbeat.web.live import Live
 from everbeat.web.page import ActionDone, Goto, Page, PageResult, Unread, Visit
 from everbeat.web.refusals import RequestRefused
 from everbeat.web.requests import FormFields, read_form, read_query, require_same_origin, wants_json
@@ -92,6 +93,7 @@ class Web:
         self.name = app.name if name is None else str(remark(name, subject="Web.name"))
         self.vitals = VitalsWatch()
         self.examiner = Examiner(app)
+        self.live = Live(self)
         self._auth = auth
         self._rules = hiding_of(hide)
         self._reading: ReadingDatabase | None = None
@@ -138,7 +140,8 @@ class Web:
         return self._reading
 
     async def aclose(self) -> None:
-        """Close the connections of the pages, after the current examination has ended. The app stays open."""
+        """End the streams of live pages, and close the connections of the pages, after the current examination. The app stays open."""
+        await self.live.aclose()
         await asyncio.to_thread(self.examiner.wait)
         reading, self._reading = self._reading, None
         if reading is not None:

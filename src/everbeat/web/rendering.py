@@ -83,6 +83,11 @@ def html_page(visit: Visit, page: Page, *, vitals: Vitals, said: str | None) -> 
     return HTMLResponse(_environment().get_template(page.template).render(context), page.status)
 
 
+def fragment(visit: Visit, template: str, context: Mapping[str, Any]) -> str:
+    """Return a part of a page as HTML, which a live page replaces."""
+    return _environment().get_template(template).render({"visit": visit, "link": visit.link, **context})
+
+
 def json_page(visit: Visit, page: Page) -> Response:
     """Return a page as JSON: its sentence, its records, and the parts that could not be read."""
     missing = [structs.asdict(each) for each in visit.unread]

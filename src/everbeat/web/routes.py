@@ -9,7 +9,21 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from everbeat.web.page import PageResult, Visit
-from everbeat.web.pages import audit, basics, bulk, inbox, queues, schedules, system, task, tasks, workflows
+from everbeat.web.pages import (
+    audit,
+    basics,
+    bulk,
+    inbox,
+    pulse,
+    queues,
+    recoveries,
+    schedules,
+    system,
+    task,
+    tasks,
+    workers,
+    workflows,
+)
 from everbeat.web.rights import Role
 
 
@@ -46,6 +60,18 @@ def _changes_of_tasks() -> Iterator[Route]:
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route(path="/", serve=basics.home, role=Role.SEE, needs_database=False),
+    Route(path="/pulse", serve=pulse.show, role=Role.SEE),
+    Route(path="/pulse/stream", serve=pulse.stream, role=Role.SEE),
+    Route(path="/workers", serve=workers.show, role=Role.SEE),
+    Route(path="/workers/stream", serve=workers.stream, role=Role.SEE),
+    Route(path="/workers/{worker_id}", serve=workers.show_one, role=Role.SEE),
+    _action("/workers/{supervisor_id}/quiet", workers.quiet),
+    _action("/workers/{supervisor_id}/resume", workers.resume),
+    _action("/workers/{supervisor_id}/release", workers.release, role=Role.ADMIN),
+    Route(path="/recoveries", serve=recoveries.show, role=Role.SEE),
+    Route(path="/recoveries/stream", serve=recoveries.stream, role=Role.SEE),
+    Route(path="/recoveries/export", serve=recoveries.export, role=Role.READ),
+    Route(path="/recoveries/sweep", serve=recoveries.dry_run, role=Role.OPERATE),
     Route(path="/find", serve=basics.find, role=Role.SEE),
     Route(
         path="/preferences", serve=basics.set_preferences, role=Role.SEE, method="POST", needs_database=False

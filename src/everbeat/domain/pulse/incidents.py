@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from statistics import median
@@ -90,13 +90,12 @@ class Incident(Struct, frozen=True, kw_only=True):
         """Return how many of the tasks are not run again, because they killed too many processes."""
         return sum(is_poison(rerun.recovery) for rerun in self.reruns)
 
-    @property
-    def rescuers(self) -> dict[str, int]:
-        """Return how many tasks ran again on each host, the most first."""
+    def rescuers(self, names: Mapping[str, str]) -> dict[str, int]:
+        """Return how many tasks ran again on each tree, the most first. `names` are the trees of workers; otherwise, it is the host."""
         on = Counter(
-            host_of(rerun.recovery.ran_again_on)
+            names.get(worker, host_of(worker))
             for rerun in self.reruns
-            if rerun.recovery.ran_again_on is not None
+            if (worker := rerun.recovery.ran_again_on) is not None
         )
         return dict(on.most_common())
 
@@ -140,15 +139,22 @@ def rerun_of(recovery: RecoveryInfo) -> Rerun:
 
 
 def incidents_of(
-    recoveries: Iterable[RecoveryInfo], departed: Iterable[SupervisorInfo] = ()
+    recoveries: Iterable[RecoveryInfo],
+    departed: Iterable[SupervisorInfo] = (),
+    *,
+    names: Mapping[str, str] | None = None,
 ) -> list[Incident]:
-    """Group recoveries, and the deaths of `departed` trees that held nothing, into incidents. The latest comes first."""
+    """Group recoveries, and the deaths of `departed` trees that held nothing, into incidents. The latest comes first.
+
+    `names` are the names of trees by supervisor id. Other trees are named by their host.
+    """
+    named = names or {}
     groups: dict[tuple[IncidentKind, str], list[RecoveryInfo]] = {}
     for recovery in recoveries:
         groups.setdefault(_key(recovery), []).append(recovery)
-    found = [_incident(kind, party, group) for (kind, party), group in groups.items()]
+    found = [_incident(kind, party, group, named) for (kind, party), group in groups.items()]
     known = {party for each in found for party in each.parties}
-    found += [_empty(tree) for tree in departed if _died(tree) and tree.supervisor_id not in known]
+    found += [_empty(tree, named) for tree in departed if _died(tree) and tree.supervisor_id not in known]
     return sorted(_merged(found), key=lambda each: (each.noticed_at, each.id), reverse=True)
 
 
@@ -222,11 +228,15 @@ def _key(recovery: RecoveryInfo) -> tuple[IncidentKind, str]:
             return IncidentKind.PROCESS, recovery.worker_id
 
 
-def _incident(kind: IncidentKind, party: str, group: Sequence[RecoveryInfo]) -> Incident:
+def _incident(
+    kind: IncidentKind, party: str, group: Sequence[RecoveryInfo], named: Mapping[str, str]
+) -> Incident:
     reruns = sorted((rerun_of(each) for each in group), key=lambda rerun: rerun.recovery.id)
     first = min(reruns, key=lambda rerun: rerun.noticed_at)
     after = [each.noticed_after_ms for each in group if each.noticed_after_ms is not None]
-    names = [each.hostname or host_of(each.worker_id) for each in group]
+    names = [
+        named.get(each.supervisor_id or "") or each.hostname or host_of(each.worker_id) for each in group
+    ]
     return Incident(
         id=party,
         kind=kind,
@@ -245,7 +255,7 @@ def _died(tree: SupervisorInfo) -> bool:
     return tree.ended_at is not None and tree.ended_how != FAREWELL
 
 
-def _empty(tree: SupervisorInfo) -> Incident:
+def _empty(tree: SupervisorInfo, named: Mapping[str, str]) -> Incident:
     ended_at = tree.ended_at or tree.last_heartbeat_at
     silent_at = min(tree.last_heartbeat_at, ended_at)
     by = tree.ended_how or "unknown"
@@ -257,7 +267,7 @@ def _empty(tree: SupervisorInfo) -> Incident:
         noticed_by=by,
         # The session's end is not recorded if nothing was recovered, so the notice cannot be measured.
         noticed_after_ms=round((ended_at - silent_at).total_seconds() * 1_000) if by == "age" else None,
-        names=(tree.hostname,),
+        names=(named.get(tree.supervisor_id, tree.hostname),),
         parties=(tree.supervisor_id,),
         cause="it held no task",
     )

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from everbeat.domain.explain.reasons import SilenceRules
 from everbeat.domain.pulse.sample import SampledTree, SampledWorker
@@ -69,6 +70,23 @@ def judged(
         beat_s=beat_ms / 1_000,
         decides_in_s=decides_in_s,
         session_lost=lost,
+    )
+
+
+def observed_rules(
+    trees: Iterable[SampledTree], judged_tree: SampledTree, rules: SilenceRules
+) -> SilenceRules:
+    """Return the thresholds by which the other trees judge this one: of those that they have registered, the shortest.
+
+    If no other tree lives or has registered any, these are `rules`, or the tree's own. Recovery that `rules` switch off stays off.
+    """
+    others = [tree for tree in trees if tree.ended_at is None and tree.id != judged_tree.id] or [judged_tree]
+    claimed = [tree.claimed_stale_ms for tree in others if tree.claimed_stale_ms is not None]
+    running = [tree.running_stale_ms for tree in others if tree.running_stale_ms is not None]
+    return replace(
+        rules,
+        claimed_ms=None if rules.claimed_ms is None else min(claimed, default=rules.claimed_ms),
+        running_ms=None if rules.running_ms is None else min(running, default=rules.running_ms),
     )
 
 

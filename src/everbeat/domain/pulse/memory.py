@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from everbeat.domain.explain.reasons import SilenceRules
-from everbeat.domain.pulse.judging import TreeJudgement, judged
+from everbeat.domain.pulse.judging import TreeJudgement, judged, observed_rules
 from everbeat.domain.pulse.sample import (
     PulseSample,
     SampledRecovery,
@@ -91,7 +91,7 @@ class PulseMemory:
             if not _is_shown(tree, at=sample.at):
                 continue
             crew = tuple(crews.get(tree.id, ()))
-            judgement = judged(tree, crew, rules=self.rules, at=sample.at)
+            judgement = judged(tree, crew, rules=observed_rules(sample.trees, tree, self.rules), at=sample.at)
             before = self._traces.get(tree.id)
             found[tree.id] = _with(before, tree, crew, judgement, at=sample.at)
         self._traces = found
@@ -109,12 +109,6 @@ class PulseMemory:
             if trace is not None:
                 merged = dict(stored) | dict(trace.beats)
                 trace.beats = deque(sorted(merged.items()), maxlen=_MOST_BEATS)
-
-    def restart(self) -> None:
-        """Forget when sessions were seen, because no sample was taken for a while. The window is backfilled again."""
-        for trace in self._traces.values():
-            trace.beats.clear()
-            trace.seen.clear()
 
 
 def _is_shown(tree: SampledTree, *, at: datetime) -> bool:

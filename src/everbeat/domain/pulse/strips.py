@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from everbeat.domain.pulse.incidents import Incident, IncidentKind
 from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import WINDOW_S, TreeTrace
 from everbeat.domain.pulse.wording import brief_duration, spoken_way
@@ -77,9 +79,14 @@ class Strip(Struct, frozen=True, kw_only=True):
 
 
 def strip_of(
-    trace: TreeTrace, *, name: str, at: datetime, takeovers: Sequence[TakeOver] = (), clock: str | None = None
+    trace: TreeTrace,
+    *,
+    name: str,
+    at: datetime,
+    takeovers: Sequence[TakeOver] = (),
+    incident: Incident | None = None,
 ) -> Strip:
-    """Return the strip of a tree at the database's time `at`. `clock` is the last sign of life as text, for the words."""
+    """Return the strip of a tree at the database's time `at`. `incident` is that of its death, which knows the last sign of life best."""
     tree, judgement = trace.tree, trace.judgement
     state = judgement.state
     slots = trace.slots
@@ -89,7 +96,7 @@ def strip_of(
         if _ago(beat, at) <= WINDOW_S
     )
     silent_from_s = judgement.silent_s
-    flat_from_s = _flat_from_s(trace, at=at) if state is TreeState.DEAD else None
+    flat_from_s = _flat_from_s(trace, incident, at=at) if state is TreeState.DEAD else None
     is_waiting = state in (TreeState.LATE, TreeState.SUSPECT) and silent_from_s >= judgement.beat_s
     late_from_s = silent_from_s - LATE_BEATS * judgement.beat_s if is_waiting else None
     decides_s = None if judgement.decides_in_s is None or not is_waiting else -judgement.decides_in_s
@@ -104,22 +111,43 @@ def strip_of(
         flat_from_s=flat_from_s,
         decides_s=decides_s if decides_s is not None and -AHEAD_S <= decides_s <= WINDOW_S else None,
         left_s=_ago(tree.ended_at, at) if state is TreeState.LEFT and tree.ended_at is not None else None,
-        notice=_notice(trace, flat_from_s, at=at),
+        notice=_notice(trace, incident, flat_from_s, at=at),
         takeovers=tuple(takeovers),
         processes=tuple(_line(worker.id, trace, at=at) for worker in trace.workers),
         is_pooled=not tree.session_held and tree.ended_at is None and tree.beat_seq > 0,
         says="",
     )
-    return _worded(strip, trace, name=name, clock=clock)
+    return _worded(strip, trace, name=name)
+
+
+def takeovers_of(
+    incidents: Iterable[Incident], traces: Iterable[TreeTrace], *, at: datetime
+) -> dict[str, list[TakeOver]]:
+    """Return, by the id of a living tree, where it took over tasks of dead trees in the window."""
+    tree_of = {worker.id: trace.tree.id for trace in traces for worker in trace.workers}
+    found: dict[str, list[TakeOver]] = {}
+    for incident in incidents:
+        if incident.kind not in (IncidentKind.TREE, IncidentKind.MASS):
+            continue
+        first: dict[str, float] = {}
+        count: Counter[str] = Counter()
+        for rerun in incident.reruns:
+            tree = tree_of.get(rerun.recovery.ran_again_on or "")
+            if tree is not None and rerun.again_at is not None:
+                first[tree] = max(first.get(tree, 0.0), _ago(rerun.again_at, at))
+                count[tree] += 1
+        for tree, ago_s in first.items():
+            found.setdefault(tree, []).append(TakeOver(ago_s, count[tree], ", ".join(incident.names)))
+    return found
 
 
 def _ago(moment: datetime, at: datetime) -> float:
     return (at - moment).total_seconds()
 
 
-def _flat_from_s(trace: TreeTrace, *, at: datetime) -> float:
-    """Return when a dead tree gave its last sign of life: a heartbeat, or a sample that found its session held."""
-    last = max([trace.tree.last_beat_at, *trace.seen])
+def _flat_from_s(trace: TreeTrace, incident: Incident | None, *, at: datetime) -> float:
+    """Return when a dead tree gave its last sign of life: a heartbeat, a sample that found its session held, or what the incident says."""
+    last = max([trace.tree.last_beat_at, *trace.seen, *([] if incident is None else [incident.at])])
     return _ago(last, at)
 
 
@@ -130,12 +158,16 @@ def _missed(silent_s: float, beat_s: float) -> tuple[float, ...]:
     return tuple(silent_s - number * beat_s for number in range(first, due + 1))
 
 
-def _notice(trace: TreeTrace, flat_from_s: float | None, *, at: datetime) -> Notice | None:
+def _notice(
+    trace: TreeTrace, incident: Incident | None, flat_from_s: float | None, *, at: datetime
+) -> Notice | None:
     tree = trace.tree
     if flat_from_s is None or tree.ended_at is None:
         return None
     noticed_s = _ago(tree.ended_at, at)
-    return Notice(noticed_s, tree.ended_how or "unknown", max(0.0, flat_from_s - noticed_s))
+    measured_ms = None if incident is None else incident.noticed_after_ms
+    after_s = max(0.0, flat_from_s - noticed_s) if measured_ms is None else measured_ms / 1_000
+    return Notice(noticed_s, tree.ended_how or "unknown", after_s)
 
 
 def _line(worker_id: str, trace: TreeTrace, *, at: datetime) -> ProcessLine:
@@ -150,8 +182,8 @@ def _line(worker_id: str, trace: TreeTrace, *, at: datetime) -> ProcessLine:
     )
 
 
-def _worded(strip: Strip, trace: TreeTrace, *, name: str, clock: str | None) -> Strip:
-    parts = [_state_in_words(strip, trace, name=name, clock=clock)]
+def _worded(strip: Strip, trace: TreeTrace, *, name: str) -> Strip:
+    parts = [_state_in_words(strip, trace, name=name)]
     deaths = sum(line.death is not None for line in strip.processes)
     if deaths:
         parts.append(f"{amount(deaths, 'worker process', plural='worker processes')} died")
@@ -164,7 +196,7 @@ def _worded(strip: Strip, trace: TreeTrace, *, name: str, clock: str | None) -> 
     return replace(strip, says="; ".join(parts))
 
 
-def _state_in_words(strip: Strip, trace: TreeTrace, *, name: str, clock: str | None) -> str:
+def _state_in_words(strip: Strip, trace: TreeTrace, *, name: str) -> str:
     judgement = trace.judgement
     silent = brief_duration(judgement.silent_s)
     match strip.state:
@@ -183,13 +215,8 @@ def _state_in_words(strip: Strip, trace: TreeTrace, *, name: str, clock: str | N
         case TreeState.LEFT:
             return f"{name} shut down in an orderly way {brief_duration(strip.left_s or 0.0)} ago"
         case TreeState.DEAD:
-            since = "" if clock is None else f" since {clock}"
+            since = f" for {brief_duration(strip.flat_from_s or 0.0)}"
             if strip.notice is None:
                 return f"{name} is dead; flat{since}"
             by, after = spoken_way(strip.notice.by), brief_duration(strip.notice.after_s)
             return f"{name} is dead; flat{since}; noticed by {by} after {after}"
-
-
-def since_of(strip: Strip, *, at: datetime) -> datetime | None:
-    """Return the time of the last sign of life that a flat strip shows."""
-    return None if strip.flat_from_s is None else at - timedelta(seconds=strip.flat_from_s)

@@ -11,9 +11,9 @@ from everbeat.domain.pulse.sample import SampledTree
 def brief_duration(seconds: float) -> str:
     """Return a duration as people read it in a list: 96 ms, 2.1 s, 46 s, 1 m 8 s, 2 h 5 m, 3 d 4 h."""
     seconds = max(0.0, seconds)
-    if seconds < 0.0995:  # noqa: PLR2004 - anything longer rounds to 0.1 s
+    if seconds < 0.0995:
         return f"{seconds * 1_000:.0f} ms"
-    if seconds < 9.95:  # noqa: PLR2004
+    if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     for size, unit, size_of_rest, rest in (

@@ -8,7 +8,7 @@ select
     (select count(*) from {schema}.workers w where w.supervisor_id = s.id and w.ended_at is null) as workers,
     s.id = any (array(select x.id from {schema}.trees_without_session() x)) as session_lost,
     s.processes, s.start_problem, {schema}.plausible(s.start_problem_at) as start_problem_at,
-    s.quiet_since
+    s.quiet_since, s.slot
 from {schema}.supervisors s
 where %(ended_too)s or s.ended_at is null
 order by s.last_beat_at desc, s.id

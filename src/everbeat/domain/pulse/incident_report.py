@@ -1,0 +1,135 @@
+"""The report of an incident, for a post-mortem: as a document of plain values, and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from everbeat.domain.pulse.incidents import Incident, Rerun, certificate_of, totals_of
+from everbeat.domain.pulse.sentences import notice_of, outcome_of, rescue_of, title_of
+from everbeat.domain.pulse.wording import brief_duration
+from everbeat.errors.wording import amount, on_one_line
+
+
+def incident_document(incident: Incident, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return an incident as plain values, with a row and the certificate for each task."""
+    return {**incident_summary(incident, names), "tasks": [_row(rerun) for rerun in incident.reruns]}
+
+
+def incident_summary(incident: Incident, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the figures of an incident as plain values. Durations are in seconds."""
+    totals = totals_of([incident])
+    return {
+        "id": incident.id,
+        "kind": incident.kind,
+        "title": title_of(incident),
+        "hosts": incident.names,
+        "parties": incident.parties,
+        "cause": incident.cause,
+        "last_sign_of_life_at": incident.at,
+        "noticed_at": incident.noticed_at,
+        "noticed_by": incident.noticed_by,
+        "noticed_after_s": None if incident.noticed_after_ms is None else incident.noticed_after_ms / 1_000,
+        "recovered": incident.tasks,
+        "waiting": incident.waiting,
+        "poison": incident.poison,
+        "running_again_after_s": totals.again_s,
+        "slowest_running_again_after_s": totals.slowest_again_s,
+        "rescuers": incident.rescuers(names),
+    }
+
+
+def incident_markdown(incident: Incident, names: Mapping[str, str], *, made_at: datetime) -> str:
+    """Return an incident as one page of Markdown. All times are UTC. `names` are the trees of workers."""
+    totals = totals_of([incident])
+    lines = [
+        f"# {_cell(title_of(incident))}",
+        "",
+        f"Last sign of life {_moment(incident.at)}. Noticed {notice_of(incident)}. {amount(incident.tasks, 'task')}: {outcome_of(incident)}.",
+        "",
+        "| Fact | Value |",
+        "| --- | --- |",
+        f"| Cause | {_cell(incident.cause)} |",
+        f"| Hosts | {_cell(', '.join(incident.names))} |",
+        f"| Supervisors and workers | {_cell(', '.join(incident.parties))} |",
+        f"| Noticed | {_moment(incident.noticed_at)}, {notice_of(incident)} |",
+        f"| Running again after | {_span(totals.again_s)} (median), {_span(totals.slowest_again_s)} (slowest) |",
+        f"| Taken over by | {_cell(rescue_of(incident, names) or 'no tree')} |",
+        "",
+    ]
+    if incident.reruns:
+        lines += [
+            "## What happened to each task",
+            "",
+            "| Recovery | Task | Name | Was | Last sign of life | Noticed | Decided | Action | Ran again | Became |",
+            "| ---: | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+            *[_line(rerun) for rerun in incident.reruns],
+            "",
+            "## Death certificate",
+            "",
+            *_certificate(incident.reruns[0]),
+            "",
+        ]
+    lines.append(f"Made by everbeat at {_moment(made_at)}.")
+    return "\n".join(lines) + "\n"
+
+
+def _row(rerun: Rerun) -> dict[str, Any]:
+    recovery = rerun.recovery
+    return {
+        "recovery": recovery.id,
+        "task_id": recovery.task_id,
+        "name": recovery.name,
+        "queue": recovery.queue,
+        "attempt": recovery.attempt,
+        "worker_id": recovery.worker_id,
+        "was": recovery.was,
+        "started_at": rerun.started_at,
+        "last_sign_of_life_at": rerun.silent_at,
+        "noticed_at": rerun.noticed_at,
+        "noticed_by": recovery.noticed_by,
+        "decided_at": rerun.decided_at,
+        "action": recovery.action,
+        "charge": recovery.charge,
+        "suspect": recovery.suspect,
+        "recovered_by": recovery.recovered_by,
+        "running_again_at": rerun.again_at,
+        "running_again_after_s": rerun.again_after_s,
+        "running_again_on": recovery.ran_again_on,
+        "became": recovery.became,
+        "ended_at": rerun.ended_at,
+        "certificate": certificate_of(recovery),
+    }
+
+
+def _line(rerun: Rerun) -> str:
+    recovery = rerun.recovery
+    again = "" if rerun.again_at is None else f"{_moment(rerun.again_at)} on {recovery.ran_again_on}"
+    cells = (
+        str(recovery.id), str(recovery.task_id), recovery.name, str(recovery.was), _moment(rerun.silent_at),
+        _moment(rerun.noticed_at), _moment(rerun.decided_at), recovery.action, again, str(recovery.became or "pruned"),
+    )  # fmt: skip
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+
+
+def _certificate(rerun: Rerun) -> list[str]:
+    found: Mapping[str, Any] = certificate_of(rerun.recovery)
+    known = {name: value for name, value in found.items() if value is not None}
+    return [f"- {name.replace('_', ' ')}: {_cell(str(value))}" for name, value in known.items()] or ["- none"]
+
+
+def _cell(text: str) -> str:
+    """Return a text that cannot leave its cell of a table or become markup."""
+    plain = on_one_line(text).replace("\\", "\\\\")
+    for mark in "|<>`*_[]#":
+        plain = plain.replace(mark, f"\\{mark}")
+    return plain
+
+
+def _moment(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
+
+
+def _span(seconds: float | None) -> str:
+    return "unknown" if seconds is None else brief_duration(seconds)

@@ -1,0 +1,154 @@
+"""The live pages of one dashboard: they share one watch of the pulse, and each part is rendered once for all viewers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct
+from sse_starlette.sse import EventSourceResponse
+from starlette.responses import Response
+
+from everbeat.client.explaining import silence_rules
+from everbeat.client.pulse import SINCE, IncidentWatch, PulseWatch
+from everbeat.domain.pulse.incidents import Incident
+from everbeat.domain.pulse.memory import PulseMemory
+from everbeat.errors import DatabaseError
+from everbeat.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from everbeat.web.application import Web
+
+MOST_INCIDENTS: Final = 1_000
+"""How many recoveries of the last 24 hours are grouped into incidents."""
+MOST_VIEWERS: Final = 200
+_SEND_TIMEOUT_S: Final = 20
+_PING_S: Final = 15
+
+
+class Picture(Struct, frozen=True):
+    """What the live pages show at one look: the memory of the pulse, the incidents of the last 24 hours, and the database's time."""
+
+    memory: PulseMemory
+    incidents: list[Incident]
+    at: datetime
+    problem: DatabaseError | None = None
+
+
+Parts = Mapping[str, str]
+"""The HTML of each part of a page, by the id of its element."""
+
+
+class Live:
+    """Watches the pulse while somebody looks. One look serves all viewers of all live pages."""
+
+    def __init__(self, web: Web) -> None:
+        self._web = web
+        self._clock = SystemClock()
+        self._watch: PulseWatch | None = None
+        self._incidents: IncidentWatch | None = None
+        self._rendered: dict[str, tuple[int, Parts]] = {}
+
+    async def aclose(self) -> None:
+        """Stop sampling, and end all streams."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            await watch.close()
+
+    async def picture(self) -> Picture:
+        """Return a picture that is at most a second old. Raises DatabaseError if there is none."""
+        watch, incidents = await self._opened()
+        memory = await watch.look()
+        return await self._seen(memory, incidents)
+
+    async def stream(self, key: str, render: Callable[[Picture], Parts], *, calm: bool) -> Response:
+        """Return a stream of the parts of a page that changed. `key` names the page and everything that its rendering depends on.
+
+        `calm`: a viewer who wants no motion gets a part only if it changed in more than its times.
+        """
+        watch, incidents = await self._opened()
+        if watch.viewers >= MOST_VIEWERS:
+            return Response("Too many viewers.", 503, headers={"retry-after": "30"})
+        events = self._events(watch, incidents, f"{key} {calm}", render, every=_CALM_LOOKS if calm else 1)
+        return EventSourceResponse(events, ping=_PING_S, send_timeout=_SEND_TIMEOUT_S)
+
+    async def _events(
+        self,
+        watch: PulseWatch,
+        incidents: IncidentWatch,
+        key: str,
+        render: Callable[[Picture], Parts],
+        *,
+        every: int,
+    ) -> AsyncIterator[dict[str, str]]:
+        sent: dict[str, str] = {}
+        yield {"event": "hello", "data": "{}", "retry": "1000"}
+        looks = 0
+        async with watch.watching() as next_look:
+            while await next_look():
+                looks += 1
+                if watch.problem is not None:
+                    yield {"event": "away", "data": _json({"problem": watch.problem.message})}
+                    continue
+                if (looks - 1) % every and not _has_news(watch):
+                    continue
+                parts = await self._parts(watch, incidents, key, render)
+                changed = {name: html for name, html in parts.items() if sent.get(name) != _digest(html)}
+                if changed:
+                    sent |= {name: _digest(html) for name, html in changed.items()}
+                    yield {"event": "parts", "data": _json(changed)}
+
+    async def _parts(
+        self, watch: PulseWatch, incidents: IncidentWatch, key: str, render: Callable[[Picture], Parts]
+    ) -> Parts:
+        number = watch.looks
+        known = self._rendered.get(key)
+        if known is None or known[0] != number:
+            self._rendered = {name: each for name, each in self._rendered.items() if each[0] == number}
+            known = self._rendered[key] = (number, render(await self._seen(watch.memory, incidents)))
+        return known[1]
+
+    async def _seen(self, memory: PulseMemory, incidents: IncidentWatch) -> Picture:
+        at = datetime.now().astimezone() if memory.last is None else memory.last.at
+        try:
+            return Picture(memory, await incidents.incidents(), at)
+        except DatabaseError as problem:
+            return Picture(memory, incidents.last, at, problem)
+
+    async def _opened(self) -> tuple[PulseWatch, IncidentWatch]:
+        reading = await self._web.reading()
+        if self._watch is None or self._incidents is None:
+            app = self._web.app
+            self._watch = PulseWatch(reading.arun, rules=silence_rules(app.recovery), clock=self._clock)
+
+            async def recoveries() -> Any:
+                with self._web.access.reading_from(reading):
+                    return await app.arecoveries(since=SINCE, limit=MOST_INCIDENTS)
+
+            async def departed() -> Any:
+                with self._web.access.reading_from(reading):
+                    return await app.alist_supervisors(ended=True)
+
+            self._incidents = IncidentWatch(
+                self._watch, recoveries=recoveries, departed=departed, clock=self._clock
+            )
+        return self._watch, self._incidents
+
+
+_CALM_LOOKS: Final = 10
+
+
+def _has_news(watch: PulseWatch) -> bool:
+    last = watch.memory.last
+    return last is not None and bool(last.recoveries)
+
+
+def _digest(html: str) -> str:
+    return hashlib.sha256(html.encode()).hexdigest()
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

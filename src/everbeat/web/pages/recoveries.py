@@ -1,0 +1,290 @@
+"""The incidents of the last 24 hours, each as a small Gantt chart with its certificate, and the report of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct, structs
+from starlette.responses import Response
+
+from everbeat.domain.documents import plain_value
+from everbeat.domain.inspection import RecoveryInfo
+from everbeat.domain.pulse.incident_report import incident_document, incident_markdown, incident_summary
+from everbeat.domain.pulse.incidents import Incident, Rerun, certificate_of, totals_of
+from everbeat.domain.pulse.sentences import notice_of, recoveries_say, rescue_of, title_of
+from everbeat.domain.pulse.wording import brief_duration, spoken_way
+from everbeat.domain.recovery.decision import counted_from
+from everbeat.errors.wording import amount, visible_json
+from everbeat.web import rendering
+from everbeat.web.lane_drawing import Axis, axis_of, axis_svg, end_in_words, lane_svg, order_of
+from everbeat.web.live import Parts, Picture
+from everbeat.web.page import Answer, Page, Visit
+from everbeat.web.pages.pulse import figures_of, ticker_row, times_of, trees_of_workers
+from everbeat.web.refusals import Refusal
+
+COMMAND: Final = "everbeat recoveries list --since 24h"
+MOST_LANES: Final = 100
+_MOST_LISTED: Final = 200
+_PARTS: Final = {
+    "live-say": "recoveries_say.html",
+    "live-list": "recoveries_list.html",
+    "live-incident": "recoveries_one.html",
+}
+
+
+class Step(Struct, frozen=True):
+    """One step of how a death was noticed."""
+
+    tone: str
+    icon: str
+    title: str
+    more: str
+    at: Any
+
+
+async def show(visit: Visit) -> Answer:
+    """Show the incidents, and one of them: the chosen one or the latest."""
+    picture = await visit.web.live.picture()
+    content = _content(visit, picture)
+    chosen = content["incident"]
+    return Page(
+        template="recoveries.html",
+        title="Recoveries",
+        says=content["say"].lead,
+        data={
+            "figures": figures_of(content["totals"]),
+            "incidents": [
+                incident_summary(each, content["trees"]) for each in picture.incidents[:_MOST_LISTED]
+            ],
+            "incident": None
+            if chosen is None
+            else incident_document(_shown(visit, chosen), content["trees"]),
+        },
+        more={**content, **times_of(picture)},
+        command=COMMAND,
+    )
+
+
+async def stream(visit: Visit) -> Answer:
+    """Stream the parts of the page that change."""
+    key = f"recoveries {visit.link('/')} {visit.query.get('incident')} {visit.user.role}"
+    calm = visit.query.get("calm") is not None
+    return await visit.web.live.stream(key, partial(_parts, visit), calm=calm)
+
+
+async def export(visit: Visit) -> Answer:
+    """Return the report of an incident as Markdown or JSON, as a file."""
+    picture = await visit.web.live.picture()
+    incident = _chosen(visit, picture)
+    if incident is None or visit.query.get("incident") != incident.id:
+        raise Refusal(
+            404,
+            "NO_SUCH_INCIDENT",
+            "There is no such incident in the last 24 hours.",
+            fix="choose one of the list.",
+        )
+    shown, names = _shown(visit, incident), trees_of_workers(picture)
+    name = "".join(char if char.isalnum() or char in "-." else "-" for char in incident.id)[:80]
+    if visit.query.get("as") == "json":
+        document = msgspec.json.encode(incident_document(shown, names), enc_hook=plain_value)
+        text, media, ending = visible_json(document.decode()), "application/json", "json"
+    else:
+        text, media, ending = incident_markdown(shown, names, made_at=picture.at), "text/markdown", "md"
+    disposition = f'attachment; filename="incident-{name}.{ending}"'
+    return Response(text, media_type=f"{media}; charset=utf-8", headers={"content-disposition": disposition})
+
+
+async def dry_run(visit: Visit) -> Answer:
+    """Show what a sweep would recover now. It changes nothing."""
+    result = await visit.app.asweep_stale_workers(dry_run=True)
+    says = (
+        f"A sweep would recover {amount(len(result.tasks), 'task')} of {amount(len(result.worker_ids), 'silent worker')}."
+        if result.tasks
+        else "A sweep would recover nothing: no task is held by a silent worker."
+    )
+    return Page(
+        template="recoveries_sweep.html",
+        title="Sweep, dry run",
+        says=says,
+        data={"sweep": structs.asdict(result)},
+        command="everbeat sweep --dry-run",
+    )
+
+
+def _parts(visit: Visit, picture: Picture) -> Parts:
+    context = {**_content(visit, picture), **times_of(picture)}
+    return {name: rendering.fragment(visit, template, context) for name, template in _PARTS.items()}
+
+
+def _content(visit: Visit, picture: Picture) -> dict[str, Any]:
+    last, trees = picture.memory.last, trees_of_workers(picture)
+    totals = totals_of(picture.incidents)
+    incident = _chosen(visit, picture)
+    content: dict[str, Any] = {
+        "say": recoveries_say(totals, overdue=0 if last is None else last.overdue),
+        "totals": totals,
+        "trees": trees,
+        "listed": [ticker_row(each, picture, trees) for each in picture.incidents[:_MOST_LISTED]],
+        "not_listed": max(0, len(picture.incidents) - _MOST_LISTED),
+        "incident": incident,
+        "problem": picture.problem,
+    }
+    return content | ({} if incident is None else _one(visit, incident, picture, trees))
+
+
+def _chosen(visit: Visit, picture: Picture) -> Incident | None:
+    """Return the incident that the address names, by its id or by one of its supervisors and workers, or else the latest."""
+    wanted = visit.query.get("incident")
+    for incident in picture.incidents:
+        if wanted is None or wanted == incident.id or wanted in incident.parties:
+            return incident
+    return None
+
+
+def _one(visit: Visit, incident: Incident, picture: Picture, trees: dict[str, str]) -> dict[str, Any]:
+    axis = axis_of(incident, now=picture.at)
+    shown = _shown(visit, incident)
+    lanes = order_of(shown.reruns)[:MOST_LANES]
+    ran = sum(rerun.recovery.was == "RUNNING" for rerun in incident.reruns)
+    return {
+        "title": title_of(incident),
+        "rescue": rescue_of(incident, trees),
+        "ran": ran,
+        "one": totals_of([incident]),
+        "notice": notice_of(incident),
+        "lanes": [
+            (rerun, lane_svg(rerun, axis, now=picture.at), *_lane_words(rerun, trees)) for rerun in lanes
+        ],
+        "not_drawn": len(shown.reruns) - len(lanes),
+        "axis": axis_svg(axis),
+        "marks": _marks(incident, axis),
+        "steps": list(_steps(incident)),
+        "certificate": None if not shown.reruns else list(_certificate(shown.reruns[0])),
+        "numbers": [rerun.recovery.id for rerun in incident.reruns],
+    }
+
+
+def _marks(incident: Incident, axis: Axis) -> list[tuple[str, float, str]]:
+    """Return the words above the lanes, where they do not overlap."""
+    found = [("k-dead", axis.place(incident.at), "last sign of life")]
+    noticed = axis.place(incident.noticed_at)
+    if noticed - found[-1][1] >= _WORDS_APART:
+        found.append(("k-dead", noticed, "noticed"))
+    again = [rerun.again_at for rerun in incident.reruns if rerun.again_at is not None]
+    if again and axis.place(min(again)) - found[-1][1] >= _WORDS_APART:
+        found.append(("k-run", axis.place(min(again)), "runs again"))
+    return found
+
+
+_WORDS_APART: Final = 18
+
+
+def _lane_words(rerun: Rerun, trees: dict[str, str]) -> tuple[str, str, str]:
+    """Return the mark, the words for the end of a lane, and what was decided."""
+    recovery = rerun.recovery
+    mark, words = end_in_words(rerun)
+    if mark == "RUNNING" and recovery.ran_again_on is not None:
+        words = f"runs on {trees.get(recovery.ran_again_on, recovery.ran_again_on)}"
+    charge = {"crash": "a crash", "loss": "a loss"}.get(recovery.charge or "", "no charge")
+    return mark, words, f"{recovery.action}, {charge}{', suspect' if recovery.suspect else ''}"
+
+
+def _steps(incident: Incident) -> Iterator[Step]:
+    """Yield how the death was noticed, and what was done."""
+    first = min(incident.reruns, key=lambda rerun: rerun.noticed_at, default=None)
+    beat = None if first is None else first.recovery.last_beat_at
+    if beat is not None and beat <= incident.at:
+        yield Step("live", "s-live", "The last heartbeat", "of the tree that vouched for the leases", beat)
+    if incident.noticed_by == "session":
+        yield Step(
+            "dead",
+            "s-dead",
+            "Its session was seen held for the last time",
+            "PostgreSQL frees the lock when the client is gone",
+            incident.at,
+        )
+    elif incident.noticed_by == "child_exit":
+        yield Step("dead", "s-dead", "The process ended", incident.cause, incident.at)
+    after = (
+        ""
+        if incident.noticed_after_ms is None
+        else f"{brief_duration(incident.noticed_after_ms / 1_000)} after {counted_from(incident.noticed_by)}"
+    )
+    yield Step("dead", "s-flat", f"Noticed by {spoken_way(incident.noticed_by)}", after, incident.noticed_at)
+    if first is None:
+        return
+    decided = min(rerun.decided_at for rerun in incident.reruns)
+    actions = Counter(rerun.recovery.action for rerun in incident.reruns)
+    by = first.recovery.recovered_by
+    told = ", ".join(f"{count} {_DONE.get(action, action)}" for action, count in actions.most_common())
+    yield Step(
+        "run",
+        "i-rescue",
+        f"{amount(incident.tasks, 'task')} recovered",
+        f"{told}; by {by}" if by else told,
+        decided,
+    )
+    again = [rerun.again_at for rerun in incident.reruns if rerun.again_at is not None]
+    if again:
+        yield Step("live", "s-running", f"{len(again)} of {incident.tasks} run again", "", max(again))
+
+
+_DONE: Final = {
+    "requeue": "put back in their place",
+    "retry": "retried",
+    "reschedule": "rescheduled by a hook",
+    "fail": "failed",
+    "cancel": "cancelled as requested",
+}
+
+
+def _certificate(rerun: Rerun) -> Iterator[tuple[str, str | None]]:
+    """Yield the facts of a death certificate. A fact that is not known is None."""
+    death, recovery = certificate_of(rerun.recovery), rerun.recovery
+    rss = death.get("last_rss_bytes")
+    yield "Supervisor", recovery.supervisor_id
+    yield "Worker", recovery.worker_id
+    yield (
+        "Host",
+        None if recovery.hostname is None else f"{recovery.hostname}, pid {death.get('pid', recovery.pid)}",
+    )
+    yield "Exit code", _fact(death, "exit_code")
+    yield "Signal", _fact(death, "signal")
+    yield "Out of memory", "yes" if death.get("out_of_memory") else "no" if "out_of_memory" in death else None
+    yield "Last memory", f"{rss / 2**20:.0f} MiB" if isinstance(rss, int) else None
+    progress = death.get("last_progress")
+    yield "Last progress", None if progress is None else str(progress)
+    yield (
+        "Crashes, losses",
+        f"{death.get('crash_count', 0)}, {death.get('loss_count', 0)}" if "crash_count" in death else None,
+    )
+    yield "Poison", "yes: it does not run again" if death.get("poison") else "no"
+    yield "Hook", recovery.hook or "none asked"
+
+
+def _fact(death: dict[str, Any], name: str) -> str | None:
+    value = death.get(name)
+    return None if value is None else str(value)
+
+
+def _shown(visit: Visit, incident: Incident) -> Incident:
+    """Return an incident without what this user must not see: the texts that the code of a task has written."""
+    reruns = tuple(
+        structs.replace(rerun, recovery=_hidden(rerun.recovery))
+        if visit.hiding.touches(rerun.recovery.name)
+        else rerun
+        for rerun in incident.reruns
+    )
+    return structs.replace(incident, reruns=reruns)
+
+
+_OF_USER_CODE: Final = ("last_progress", "stage", "message")
+
+
+def _hidden(recovery: RecoveryInfo) -> RecoveryInfo:
+    data = {name: value for name, value in certificate_of(recovery).items() if name not in _OF_USER_CODE}
+    return structs.replace(recovery, certificate={"data": data}, hook=None)

@@ -1,0 +1,396 @@
+"""The worker trees, those in trouble first, the departed ones with their cause, and one worker with its snapshots and tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+from msgspec import Struct, structs
+
+from everbeat.domain.documents import task_document
+from everbeat.domain.inspection import SupervisorInfo, WorkerInfo
+from everbeat.domain.pulse.judging import TreeState
+from everbeat.domain.pulse.memory import TreeTrace
+from everbeat.domain.pulse.sample import SampledWorker
+from everbeat.domain.pulse.sentences import workers_say
+from everbeat.domain.pulse.wording import brief_duration, names_of, spoken_way
+from everbeat.domain.recovery.liveness import FAREWELL
+from everbeat.errors import UnknownName
+from everbeat.errors.wording import amount
+from everbeat.web import rendering
+from everbeat.web.live import Parts, Picture
+from everbeat.web.page import Answer, Done, Page, Visit
+from everbeat.web.pages.pulse import TREE_MARKS, mini_of, times_of, tree_document
+from everbeat.web.strip_drawing import mini_svg, slots_svg, sparkline
+from everbeat.web.wording import Mark
+
+COMMAND: Final = "everbeat workers"
+_PARTS: Final = {"live-say": "workers_say.html", "live-trees": "workers_trees.html"}
+_TROUBLE: Final = (TreeState.SUSPECT, TreeState.LATE)
+_SHOWN: Final = 200
+_MOST_PROCESSES: Final = 64
+_SNAPSHOTS: Final = 240
+_MOST_LISTED: Final = 1_000
+_DEPARTED: Final = timedelta(hours=24)
+_SLOW_LAG_MS: Final = 1_000
+
+
+class ProcessRow(Struct, frozen=True, kw_only=True):
+    """A worker process of a tree."""
+
+    worker: SampledWorker
+    mark: Mark
+    slots: str
+    is_slow: bool
+
+
+class TreePanel(Struct, frozen=True, kw_only=True):
+    """A tree with its processes. `facts` are short remarks, `note` says what an operator should know about a tree in trouble."""
+
+    trace: TreeTrace
+    name: str
+    mark: Mark
+    state: str
+    mini: str
+    facts: str
+    note: str | None
+    processes: tuple[ProcessRow, ...]
+    more: int
+
+
+async def show(visit: Visit) -> Answer:
+    """Show all trees, and those that departed in the last 24 hours."""
+    picture = await visit.web.live.picture()
+    content = _content(picture)
+    departed = await visit.part("The departed workers", _departed(visit, picture), [])
+    return Page(
+        template="workers.html",
+        title="Workers",
+        says=content["say"].lead,
+        data={
+            "trees": [_document(panel, picture) for panel in content["panels"]],
+            "departed": [structs.asdict(each) for each in departed],
+        },
+        more={
+            **content,
+            **times_of(picture),
+            "gone": departed,
+            "mini": mini_of(picture.memory.traces, picture),
+        },
+        command=COMMAND,
+    )
+
+
+async def stream(visit: Visit) -> Answer:
+    """Stream the parts of the page that change."""
+    key = f"workers {visit.link('/')} {visit.may('operate')} {visit.may('admin')}"
+    calm = visit.query.get("calm") is not None
+    return await visit.web.live.stream(key, partial(_parts, visit), calm=calm)
+
+
+async def show_one(visit: Visit) -> Answer:
+    """Show one worker or supervisor: what it holds, its last snapshots, and the tasks that were recovered from it."""
+    party = visit.path_values["worker_id"]
+    picture = await visit.web.live.picture()
+    trace = next((each for each in picture.memory.traces if party in _ids(each)), None)
+    known = None if trace is not None else await _known(visit, party)
+    found = await visit.parts(
+        tasks=("Its tasks", visit.app.alist_tasks(worker=party, state=["CLAIMED", "RUNNING"], limit=100), []),
+        snapshots=("Its snapshots", visit.app.aworker_states(party, limit=_SNAPSHOTS), []),
+        recoveries=("Its recoveries", visit.app.arecoveries(worker=party, limit=50), []),
+    )
+    if trace is None and known is None and not any(found.values()):
+        raise UnknownName("worker or supervisor", [party])
+    tasks = [visit.hiding.summary(task) for task in found["tasks"]]
+    worker = None if trace is None else next((each for each in trace.workers if each.id == party), None)
+    snapshots = list(reversed(found["snapshots"]))
+    return Page(
+        template="worker.html",
+        title=party,
+        says=_one_says(party, trace, worker, known),
+        data={
+            "worker": worker if worker is not None else known,
+            "tree": None if trace is None else tree_document(trace, (), picture),
+            "tasks": [task_document(task) for task in tasks],
+            "snapshots": found["snapshots"],
+        },
+        more={
+            "trace": trace,
+            "held": tasks,
+            "found_recoveries": found["recoveries"],
+            "lines": _lines(snapshots),
+            "last": snapshots[-1] if snapshots else None,
+            "mark": None if trace is None else TREE_MARKS[trace.judgement.state],
+            **times_of(picture),
+        },
+        command=f"everbeat workers states {party}",
+    )
+
+
+async def quiet(visit: Visit) -> Answer:
+    """Stop the workers of a tree from claiming."""
+    return _ordered(
+        visit,
+        await visit.app.aquiet_workers([visit.path_values["supervisor_id"]]),
+        "claims nothing until it is resumed",
+    )
+
+
+async def resume(visit: Visit) -> Answer:
+    """Let the workers of a tree claim again."""
+    return _ordered(
+        visit, await visit.app.aresume_workers([visit.path_values["supervisor_id"]]), "claims tasks again"
+    )
+
+
+async def release(visit: Visit) -> Answer:
+    """Declare the workers of a tree dead, even if they live, and recover their tasks at once."""
+    wanted = visit.path_values["supervisor_id"]
+    workers = await visit.app.alist_workers(ended=False, limit=_MOST_LISTED)
+    ids = [worker.worker_id for worker in workers if worker.supervisor_id == wanted]
+    if not ids:
+        raise UnknownName("supervisor with live workers", [wanted])
+    result = await visit.app.arelease_workers(ids)
+    says = f"{amount(len(ids), 'worker')} released: {amount(result.recovered_count, 'task')} recovered."
+    return Done(goto=visit.link("/workers"), says=says, data={"result": structs.asdict(result)})
+
+
+def _ordered(visit: Visit, trees: Sequence[Any], what: str) -> Done:
+    names = ", ".join(tree.hostname for tree in trees) or "No tree"
+    return Done(
+        goto=visit.link("/workers"),
+        says=f"{names} {what}.",
+        data={"trees": [structs.asdict(each) for each in trees]},
+    )
+
+
+def _parts(visit: Visit, picture: Picture) -> Parts:
+    context = {**_content(picture), **times_of(picture)}
+    return {name: rendering.fragment(visit, template, context) for name, template in _PARTS.items()}
+
+
+def _content(picture: Picture) -> dict[str, Any]:
+    live = [trace for trace in picture.memory.traces if trace.tree.ended_at is None]
+    names = names_of(trace.tree for trace in picture.memory.traces)
+    panels = [_panel(trace, names[trace.tree.id], picture) for trace in sorted(live, key=_order)[:_SHOWN]]
+    crew = [worker for trace in live for worker in trace.crew]
+    slots = [worker.slots for worker in crew if worker.slots is not None]
+    states = [trace.judgement.state for trace in live]
+    return {
+        "say": workers_say(picture.memory.traces, names=names),
+        "panels": panels,
+        "not_shown": max(0, len(live) - _SHOWN),
+        "trees": len(live),
+        "beat": states.count(TreeState.BEATS),
+        "late": len(states) - states.count(TreeState.BEATS),
+        "processes": len(crew),
+        "running": sum(worker.running for worker in crew),
+        "claimed": sum(worker.claimed for worker in crew),
+        "slots": sum(slots) if slots else None,
+        "codes": sorted({trace.tree.code for trace in live if trace.tree.code is not None}),
+        "problem": picture.problem,
+    }
+
+
+def _order(trace: TreeTrace) -> tuple[int, str, str]:
+    """Sort trees in trouble first, then by the name of the machine."""
+    state = trace.judgement.state
+    rank = _TROUBLE.index(state) if state in _TROUBLE else len(_TROUBLE) + (trace.tree.start_problem is None)
+    return rank, trace.tree.hostname, trace.tree.id
+
+
+def _panel(trace: TreeTrace, name: str, picture: Picture) -> TreePanel:
+    judgement = trace.judgement
+    beats = [(picture.at - at).total_seconds() for at, _ in trace.beats]
+    is_late = judgement.state in _TROUBLE
+    silent = brief_duration(judgement.silent_s)
+    processes = trace.crew[:_MOST_PROCESSES]
+    return TreePanel(
+        trace=trace,
+        name=name,
+        mark=TREE_MARKS[judgement.state],
+        state=f"no beat for {silent}"
+        if is_late and not judgement.session_lost
+        else "its session is lost"
+        if is_late
+        else f"beats, {silent} ago",
+        mini=mini_svg(
+            beats, late_from_s=max(0.1, judgement.silent_s - judgement.beat_s) if is_late else None
+        ),
+        facts=" · ".join(_facts(trace, picture)),
+        note=_note(trace),
+        processes=tuple(_process(worker, judgement.state) for worker in processes),
+        more=len(trace.crew) - len(processes),
+    )
+
+
+def _facts(trace: TreeTrace, picture: Picture) -> list[str]:
+    tree, judgement = trace.tree, trace.judgement
+    session = (
+        "session held" if tree.locked else "session lost" if judgement.session_lost else "no session to watch"
+    )
+    facts = [tree.hostname, session]
+    if judgement.state in _TROUBLE:
+        facts.append(f"beat {tree.beat_seq:,} was its last")
+    queues = {queue for worker in trace.crew for queue in worker.queues or ("all queues",)}
+    if queues:
+        facts.append(", ".join(sorted(queues)[:5]) + (" …" if len(queues) > 5 else ""))
+    facts.append(f"up {brief_duration((picture.at - tree.started_at).total_seconds())}")
+    if tree.sessions:
+        facts.append(amount(tree.sessions, "connection"))
+    if tree.code is not None:
+        facts.append(f"schema {tree.code}")
+    if tree.quiet_since is not None:
+        facts.append("quiet: claims nothing")
+    if tree.draining:
+        facts.append("draining")
+    return facts
+
+
+def _note(trace: TreeTrace) -> str | None:
+    judgement, tree = trace.judgement, trace.tree
+    if tree.start_problem is not None:
+        return f"It cannot start a worker process: {tree.start_problem}"
+    if judgement.state not in _TROUBLE:
+        return None
+    if judgement.session_lost:
+        return "Neither its session lock nor any of its sessions is left. Unless it comes back, it is declared dead within seconds."
+    seen = (
+        "Its session is held, but nothing moves: the machine might be frozen, or the supervisor stopped."
+        if tree.locked
+        else "Nothing is heard of it."
+    )
+    if judgement.decides_in_s is None:
+        return f"{seen} Recovery by age is off, so its {amount(trace.held, 'task')} stay with it until you release it."
+    verb = "is" if trace.held == 1 else "are"
+    when = f"in {brief_duration(judgement.decides_in_s)}" if judgement.decides_in_s > 0 else "now"
+    recovered = f"its {amount(trace.held, 'task')} {verb} recovered"
+    return f"{seen} Age decides {when}, and then {recovered}. If you know that it is gone, release it: they run again at once."
+
+
+def _process(worker: SampledWorker, state: TreeState) -> ProcessRow:
+    is_late = state in _TROUBLE
+    mark = TREE_MARKS[state] if is_late else Mark("live", "s-live", "live")
+    drawing = (
+        ""
+        if worker.slots is None
+        else slots_svg(worker.running, worker.slots, tone="late" if is_late else "run")
+    )
+    return ProcessRow(
+        worker=worker, mark=mark, slots=drawing, is_slow=(worker.loop_lag_ms or 0) >= _SLOW_LAG_MS
+    )
+
+
+class Departed(Struct, frozen=True, kw_only=True):
+    """A tree or worker process that ended in the last 24 hours, and why."""
+
+    id: str
+    kind: str
+    hostname: str
+    pid: int
+    ended_at: Any
+    how: str
+    cause: str | None
+    is_farewell: bool
+
+
+async def _departed(visit: Visit, picture: Picture) -> list[Departed]:
+    supervisors = await visit.app.alist_supervisors(limit=_MOST_LISTED)
+    workers = await visit.app.alist_workers(limit=_MOST_LISTED)
+    since = picture.at - _DEPARTED
+    ended_trees = {each.supervisor_id for each in supervisors if each.ended_at is not None}
+    found = [_gone_tree(each) for each in supervisors if each.ended_at is not None and each.ended_at > since]
+    found += [
+        _gone_worker(each)
+        for each in workers
+        if each.ended_at is not None and each.ended_at > since and each.supervisor_id not in ended_trees
+    ]
+    return sorted(found, key=lambda each: (each.ended_at, each.id), reverse=True)[:_SHOWN]
+
+
+def _gone_tree(tree: SupervisorInfo) -> Departed:
+    how = tree.ended_how or "unknown"
+    return Departed(
+        id=tree.supervisor_id, kind="tree", hostname=tree.slot or tree.hostname, pid=tree.pid, ended_at=tree.ended_at,
+        how=how, cause=None, is_farewell=how == FAREWELL,
+    )  # fmt: skip
+
+
+def _gone_worker(worker: WorkerInfo) -> Departed:
+    how = worker.ended_how or "unknown"
+    return Departed(
+        id=worker.worker_id, kind="process", hostname=worker.hostname, pid=worker.pid, ended_at=worker.ended_at,
+        how=how, cause=worker.ended_cause, is_farewell=how == FAREWELL,
+    )  # fmt: skip
+
+
+async def _known(visit: Visit, party: str) -> WorkerInfo | SupervisorInfo | None:
+    """Return a worker or supervisor that the pulse does not show, because it ended some time ago."""
+    for worker in await visit.app.alist_workers(limit=_MOST_LISTED):
+        if worker.worker_id == party:
+            return worker
+    for tree in await visit.app.alist_supervisors(limit=_MOST_LISTED):
+        if tree.supervisor_id == party:
+            return tree
+    return None
+
+
+def _ids(trace: TreeTrace) -> set[str]:
+    return {trace.tree.id, *(worker.id for worker in trace.workers)}
+
+
+def _one_says(
+    party: str,
+    trace: TreeTrace | None,
+    worker: SampledWorker | None,
+    known: WorkerInfo | SupervisorInfo | None,
+) -> str:
+    ended_at = worker.ended_at if worker is not None else None if trace is None else trace.tree.ended_at
+    if trace is not None and ended_at is None and trace.tree.ended_at is None:
+        held = trace.held if worker is None else worker.claimed + worker.running
+        silent = brief_duration(trace.judgement.silent_s)
+        beats = (
+            "Its tree beats"
+            if trace.judgement.state is TreeState.BEATS
+            else f"Its tree has been silent for {silent}"
+        )
+        return f"{beats}, and it holds {amount(held, 'task')}"
+    how = (
+        worker.ended_how
+        if worker is not None
+        else trace.tree.ended_how
+        if trace is not None
+        else None
+        if known is None
+        else known.ended_how
+    )
+    if how == FAREWELL:
+        return "It shut down in an orderly way"
+    return f"It has ended, noticed by {spoken_way(how)}" if how else f"Only records of {party} remain"
+
+
+def _lines(snapshots: Sequence[Any]) -> list[tuple[str, str, str]]:
+    """Return the figures of the snapshots as lines, each with its last value."""
+    if not snapshots:
+        return []
+    last = snapshots[-1]
+    return [
+        ("RSS", sparkline([each.rss_bytes for each in snapshots]), f"{last.rss_bytes / 2**20:.0f} MiB"),
+        ("CPU", sparkline([each.cpu_percent for each in snapshots]), f"{last.cpu_percent:.0f} %"),
+        ("Loop lag", sparkline([each.loop_lag_ms for each in snapshots]), f"{last.loop_lag_ms:.0f} ms"),
+        ("Running", sparkline([each.running for each in snapshots]), f"{last.running} of {last.slots}"),
+    ]
+
+
+def _document(panel: TreePanel, picture: Picture) -> dict[str, Any]:
+    return {
+        **tree_document(panel.trace, (), picture),
+        "says": panel.state,
+        "slot": panel.trace.tree.slot,
+        "quiet_since": panel.trace.tree.quiet_since,
+        "draining": panel.trace.tree.draining,
+        "start_problem": panel.trace.tree.start_problem,
+        "workers": [structs.asdict(worker) for worker in panel.trace.crew],
+    }

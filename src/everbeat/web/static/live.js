@@ -1,0 +1,46 @@
+// Keeps a live page up to date. Its parts arrive as server-sent events and replace the elements with their ids. The browser reconnects.
+"use strict";
+
+const live = document.querySelector("[data-live]");
+const isCalm = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
+const QUIET_MS = 5000;
+
+function replace(id, html) {
+  const place = document.getElementById(id);
+  if (!place) return;
+  const focused = place.contains(document.activeElement) ? document.activeElement : null;
+  const href = focused?.getAttribute("href");
+  const key = focused?.id;
+  place.innerHTML = html;
+  window.everbeat.localise(place);
+  window.everbeat.offerCopies(place);
+  if (!focused) return;
+  const again = key ? document.getElementById(key) : href ? place.querySelector(`[href="${CSS.escape(href)}"]`) : null;
+  again?.focus({ preventScroll: true });
+}
+
+if (live) {
+  const address = new URL(live.dataset.live, document.baseURI);
+  if (isCalm) address.searchParams.set("calm", "1");
+  const state = document.getElementById("live-state");
+  let silentSince = null;
+  const say = (text) => {
+    if (state && state.textContent !== text) state.textContent = text;
+  };
+  const source = new EventSource(address);
+  source.addEventListener("parts", (event) => {
+    silentSince = null;
+    say("");
+    document.documentElement.dataset.liveAt = String(Date.now());
+    for (const [id, html] of Object.entries(JSON.parse(event.data))) replace(id, html);
+  });
+  source.addEventListener("away", (event) => say(`Not live: ${JSON.parse(event.data).problem}`));
+  source.addEventListener("error", () => {
+    silentSince ??= Date.now();
+    if (Date.now() - silentSince >= QUIET_MS) say("Not live: the dashboard does not answer. This page shows its last state.");
+  });
+  window.addEventListener("pagehide", () => source.close());
+  window.addEventListener("pageshow", (event) => {
+    if (event.persisted) window.location.reload();
+  });
+}
