@@ -83,9 +83,9 @@ class Live:
         render: Callable[[Picture], Parts],
         *,
         every: int,
-    ) -> AsyncIterator[dict[str, str]]:
+    ) -> AsyncIterator[dict[str, Any]]:
         sent: dict[str, str] = {}
-        yield {"event": "hello", "data": "{}", "retry": "1000"}
+        yield {"event": "hello", "data": "{}", "retry": 1_000}
         looks = 0
         async with watch.watching() as next_look:
             while await next_look():

@@ -1,0 +1,157 @@
+"""A real Chromium watches the dashboard of a real database with real worker trees."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from everbeat.domain.pulse.memory import WINDOW_S
+from tests.migrated import MigratedSchemas
+from tests.stories.scenario import SLACK, Scenario, Tree, new_scenario, program_of
+from tests.web.browser import (
+    MISSING,
+    BrowserThread,
+    Observed,
+    accessibility_problems,
+    chromium_path,
+    dashboard_process,
+)
+
+pytestmark = pytest.mark.xdist_group("browser")
+PAGES = ("/pulse", "/workers", "/recoveries")
+BEATS = {"runner_heartbeat_interval_ms": 2_000, "claimer_heartbeat_interval_ms": 2_000}
+LIVE = "html[data-live-at]"
+"""The page has received its parts at least once."""
+COMMITTED_WITHIN_S = 1.0
+DEATH_WITHIN_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[BrowserThread]:
+    executable = chromium_path()
+    if executable is None:
+        pytest.skip(MISSING)
+    thread = BrowserThread(executable)
+    yield thread
+    thread.close()
+
+
+@pytest.fixture(scope="module")
+def scenario(
+    database_url: str, migrated_schemas: MigratedSchemas, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scenario]:
+    """Yield one scenario for all tests of this module: to start its trees takes longest."""
+    schema = migrated_schemas.take()
+    try:
+        with new_scenario(database_url, schema, tmp_path_factory.mktemp("pages"), is_migrated=True) as made:
+            yield made
+    finally:
+        migrated_schemas.give_back(schema)
+
+
+@pytest.fixture(scope="module")
+def program(scenario: Scenario) -> Iterator[ModuleType]:
+    with program_of(scenario) as imported:
+        yield imported
+
+
+@pytest.fixture(scope="module")
+def address(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with dashboard_process(
+        scenario.target, log=tmp_path_factory.mktemp("web") / "web.log", options=("--name", "shop")
+    ) as found:
+        yield found
+
+
+def a_tree(scenario: Scenario, slot: str) -> Tree:
+    return scenario.ready_tree(recovery=BEATS, worker={"processes": 1}, options=("--slot", slot))
+
+
+def supervisor_of(scenario: Scenario, tree: Tree) -> str:
+    (row,) = scenario.query("select id from {schema}.supervisors where pid = %s", tree.pid)
+    return str(row["id"])
+
+
+class Seen:
+    """When a condition of the page was first true, by the clock of this machine."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, float] = {}
+
+    async def wait(self, page: Observed, name: str, selector: str, *, within_s: float) -> None:
+        await page.page.wait_for_selector(selector, timeout=within_s * 1_000, state="attached")
+        self.at[name] = time.time()
+
+
+async def watch_a_death(
+    browser: BrowserThread, address: str, scenario: Scenario, tree: Tree, name: str
+) -> Seen:
+    """Kill a tree with SIGKILL while its strip is watched, and return when the page showed what."""
+    seen = Seen()
+    async with browser.observed(f"{address}/pulse") as page:
+        await page.page.wait_for_selector(f'[data-tree="{name}"].is-beats', timeout=20_000)
+        await page.page.wait_for_selector(LIVE, timeout=20_000, state="attached")
+        documents = list(page.documents)
+        killed_at = time.time()
+        await asyncio.to_thread(tree.kill)
+        seen.at["killed"] = killed_at
+        within = DEATH_WITHIN_S * SLACK + 10
+        flat, incident = f'[data-tree="{name}"].is-dead line.flat', f'[data-incident="{name}"]'
+        await asyncio.gather(
+            seen.wait(page, "flat", flat, within_s=within),
+            seen.wait(page, "incident", incident, within_s=within),
+        )
+        label = await page.page.get_attribute(f'[data-tree="{name}"] svg.strip', "aria-label")
+        assert label is not None
+        assert "noticed by session" in label
+        assert page.documents == documents, "the page was loaded again"
+        page.check()
+    return seen
+
+
+def test_a_killed_tree_goes_flat_and_its_incident_appears_without_a_reload(  # O1
+    browser: BrowserThread, address: str, scenario: Scenario, program: ModuleType
+) -> None:
+    rescuer, doomed = a_tree(scenario, "fra-1"), a_tree(scenario, "fra-2")
+    task = program.wait_for_on_crash.send("film")
+    other = program.wait_for_on_crash.send("film")
+    scenario.until(
+        lambda: {each["name"] for each in scenario.effects("start")} >= {"wait_for_on_crash"},
+        within=20,
+        what="a task that runs",
+    )
+    name = supervisor_of(scenario, doomed)
+    seen = browser.run(watch_a_death(browser, address, scenario, doomed, name), within=90)
+    scenario.open_gate("film")
+    scenario.until(
+        lambda: scenario.task(task.id)["state"] == "COMPLETED" == scenario.task(other.id)["state"],
+        within=30,
+        what="both tasks complete",
+    )
+    (row,) = scenario.query(
+        "select extract(epoch from ended_at) as at from {schema}.supervisors where id = %s", name
+    )
+    decided = [
+        float(each["at"])
+        for each in scenario.query(
+            "select extract(epoch from noticed_at) as at from {schema}.recoveries where supervisor_id = %s",
+            name,
+        )
+    ]
+    committed = max([float(row["at"]), *decided])
+    shown = max(seen.at["flat"], seen.at["incident"])
+    print(
+        f"shown {shown - committed:.2f} s after the recovery and {shown - seen.at['killed']:.2f} s after the death"
+    )
+    assert shown - committed <= COMMITTED_WITHIN_S * SLACK
+    assert shown - seen.at["killed"] <= DEATH_WITHIN_S * SLACK
+    assert rescuer.process.poll() is None
