@@ -1,0 +1,1 @@
+"""Tests of what the dashboard makes of the pulse."""

@@ -1,0 +1,196 @@
+"""Recoveries become incidents: one death, one process, one mass event. Their times, figures, sentences and reports."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from everbeat.domain.documents import plain_value
+from everbeat.domain.inspection import SupervisorInfo
+from everbeat.domain.pulse.incident_report import incident_document, incident_markdown
+from everbeat.domain.pulse.incidents import IncidentKind, incidents_of, rerun_of, totals_of
+from everbeat.domain.pulse.sentences import (
+    notice_of,
+    outcome_of,
+    pulse_says,
+    recoveries_say,
+    rescue_of,
+    title_of,
+)
+from everbeat.domain.pulse.wording import brief_duration, names_of
+from everbeat.domain.task.states import TaskState
+from tests.domain.pulse.samples import NOW, ago, dead_tree, memory, recovery, tree, worker
+
+TREES = {"fra-1-2-w": "fra-1", "fra-3-2-w": "fra-3"}
+
+
+def departed(name: str, *, ended_s: float, how: str = "session") -> SupervisorInfo:
+    return SupervisorInfo(
+        supervisor_id=f"{name}-1-a", hostname=name, pid=1, started_at=ago(3_600), last_heartbeat_at=ago(ended_s + 5), beat_seq=7, is_stale=False,
+        draining=False, session_held=True, ended_at=ago(ended_s), ended_how=how, workers=0, session_lost=False,
+    )  # fmt: skip
+
+
+def test_all_recoveries_of_one_supervisor_are_one_incident() -> None:
+    (incident,) = incidents_of([recovery(1), recovery(2, worker_id="fra-2-3-w")])
+    assert incident.kind is IncidentKind.TREE
+    assert incident.id == "fra-2-1-a"
+    assert incident.tasks == 2
+    assert title_of(incident) == "fra-2 died"
+    assert notice_of(incident) == "by session after 2.1 s"
+
+
+def test_a_process_that_died_alone_is_an_incident_of_its_own() -> None:
+    rows = [recovery(1, noticed_by="child_exit"), recovery(2, noticed_by="child_exit", worker_id="fra-2-9-w")]
+    found = incidents_of(rows)
+    assert {each.kind for each in found} == {IncidentKind.PROCESS}
+    assert {each.id for each in found} == {"fra-2-2-w", "fra-2-9-w"}
+
+
+@pytest.mark.parametrize(("apart_s", "kinds"), [(4, {IncidentKind.MASS}), (6, {IncidentKind.TREE})])
+def test_trees_that_die_within_five_seconds_are_one_mass_event(
+    apart_s: float, kinds: set[IncidentKind]
+) -> None:
+    other = recovery(
+        2,
+        worker_id="ams-1-2-w",
+        supervisor_id="ams-1-1-a",
+        hostname="ams-1",
+        silent_s=46 - apart_s,
+        noticed_s=43.9 - apart_s,
+    )
+    found = incidents_of([recovery(1), other])
+    assert {each.kind for each in found} == kinds
+    assert sum(each.tasks for each in found) == 2
+
+
+def test_a_mass_event_is_recognised_by_its_words_even_if_the_deaths_are_paced() -> None:
+    cause = "its database session ended: the whole tree is gone; many were lost together, and it did not come back within 60 s"
+    other = recovery(
+        2, worker_id="ams-1-2-w", supervisor_id="ams-1-1-a", hostname="ams-1", noticed_s=10, cause=cause
+    )
+    (incident,) = incidents_of([recovery(1, cause=cause), other])
+    assert incident.kind is IncidentKind.MASS
+    assert title_of(incident) == "2 hosts fell silent together"
+
+
+def test_a_tree_that_held_nothing_is_an_incident_without_tasks_and_a_farewell_is_none() -> None:
+    found = incidents_of([], [departed("fra-2", ended_s=44), departed("fra-4", ended_s=60, how="left")])
+    assert [(each.id, each.tasks, outcome_of(each)) for each in found] == [
+        ("fra-2-1-a", 0, "it held no task")
+    ]
+
+
+def test_a_tree_with_recoveries_is_not_listed_twice() -> None:
+    assert len(incidents_of([recovery()], [departed("fra-2", ended_s=43.9)])) == 1
+
+
+def test_the_times_of_a_rerun_come_from_the_certificate_and_never_run_backwards() -> None:
+    data = {"detected_at": ago(44).isoformat(), "started_at": ago(300).isoformat(), "poison": False}
+    found = rerun_of(recovery(certificate={"data": data}))
+    moments = [found.started_at, found.silent_at, found.noticed_at, found.decided_at, found.again_at]
+    assert moments == sorted(moment for moment in moments if moment is not None)
+    assert found.noticed_at == ago(44)
+    assert found.again_after_s == pytest.approx(2.8)
+
+
+def test_a_certificate_with_nonsense_does_not_break_an_incident() -> None:
+    (incident,) = incidents_of([recovery(certificate={"data": {"detected_at": "nonsense", "started_at": 7}})])
+    assert incident.noticed_at == ago(43.9)
+
+
+def test_totals_show_the_median_with_the_slowest() -> None:
+    rows = [
+        recovery(number, supervisor_id=f"s{number}", worker_id=f"w-{number}-w", silent_s=43.9 + after)
+        for number, after in enumerate((1, 2, 31), 1)
+    ]
+    totals = totals_of(incidents_of(rows))
+    assert (totals.recovered, totals.noticed_s, totals.slowest_notice_s, totals.slowest_notice_by) == (
+        3,
+        2.0,
+        31.0,
+        "session",
+    )
+    assert totals.again_s == pytest.approx(2.6)
+    assert totals.slowest_again_s == pytest.approx(31.6)
+
+
+def test_no_recovery_leaves_the_medians_unknown() -> None:
+    totals = totals_of([])
+    assert (totals.recovered, totals.noticed_s, totals.again_s) == (0, None, None)
+    assert (
+        recoveries_say(totals, overdue=0).lead
+        == "No worker died in the last 24 hours, and nothing is overdue"
+    )
+
+
+def test_a_task_that_waits_keeps_the_page_from_saying_that_all_is_well() -> None:
+    waits = recovery(2, ran_again_at=None, ran_again_on=None, became=TaskState.PENDING)
+    incidents = incidents_of([recovery(1), waits])
+    assert (
+        recoveries_say(totals_of(incidents), overdue=0).lead
+        == "1 task of the dead waits to run again; nothing is overdue"
+    )
+    assert outcome_of(incidents[0]) == "1 waiting"
+
+
+def test_rescuers_are_named_by_their_trees() -> None:
+    (incident,) = incidents_of([recovery(1), recovery(2), recovery(3, ran_again_on="fra-3-2-w")])
+    assert rescue_of(incident, TREES) == "fra-1 took 2, fra-3 took 1"
+
+
+def test_the_report_of_an_incident_has_every_task_and_cannot_be_broken_by_names() -> None:
+    hostile = recovery(2, name="a | b\n# <script>", cause="x | y")
+    (incident,) = incidents_of([recovery(1), hostile])
+    text = incident_markdown(incident, TREES, made_at=NOW)
+    rows = [line for line in text.splitlines() if line.startswith(("| 1 ", "| 2 "))]
+    assert len(rows) == 2
+    assert all(row.replace("\\|", "").count("|") + 1 == 12 for row in rows)
+    assert "<script>" not in text
+    document = json.loads(msgspec.json.encode(incident_document(incident, TREES), enc_hook=plain_value))
+    assert [each["recovery"] for each in document["tasks"]] == [1, 2]
+    assert document["rescuers"] == {"fra-1": 2}
+
+
+def say(
+    *trees: object, incidents: list[object] | None = None, overdue: int = 0, running: int = 0
+) -> tuple[str, str]:
+    found = memory(*trees, workers=(worker(running=running),))  # type: ignore[arg-type]
+    names = names_of(trace.tree for trace in found.traces)
+    said = pulse_says(found.traces, incidents or [], names=names, overdue=overdue, overdue_ms=5_000, at=NOW)  # type: ignore[arg-type]
+    return said.tone, said.lead
+
+
+def test_the_pulse_opens_with_the_worst_news() -> None:
+    dead = incidents_of([recovery()])
+    assert say(tree(), tree("fra-3")) == ("live", "All 2 trees beat, and no work is stuck with the dead.")
+    assert say() == ("late", "No worker tree is running, so no task runs.")
+    assert say(tree(), dead_tree(), incidents=[*dead]) == (
+        "run",
+        "fra-2 died 46 s ago; its task ran again within 2.7 s.",
+    )
+    late = say(tree(beat_s=23), dead_tree(), incidents=[*dead], running=12)
+    assert late == (
+        "late",
+        "fra-1 has been silent for 23 s. Unless it beats, its 12 tasks are recovered in 7.0 s.",
+    )
+    tone, lead = say(tree(beat_s=23), overdue=2)
+    assert (tone, lead) == (
+        "dead",
+        "2 leases of dead or silent workers should have been recovered 5.0 s ago.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 ms"), (0.018, "18 ms"), (0.4, "0.4 s"), (2.14, "2.1 s"), (9.96, "10 s"), (59.7, "1 m"), (68, "1 m 8 s"), (7_500, "2 h 5 m"), (-1, "0 ms")],
+)  # fmt: skip
+def test_durations_are_brief(seconds: float, text: str) -> None:
+    assert brief_duration(seconds) == text
+
+
+def test_trees_on_one_host_are_told_apart() -> None:
+    trees = [tree("a", pid=1), tree("a", pid=2, id="other"), tree("b", slot="gpu")]
+    assert list(names_of(trees).values()) == ["a 1", "a 2", "gpu"]
