@@ -119,26 +119,37 @@ class BrowserThread:
         self._loop.close()
 
 
+class DashboardProcess:
+    """A running `everbeat web`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process = process
+        self.address = _address(process, log)
+
+    def terminate(self) -> None:
+        """Send SIGTERM, as a service manager does."""
+        self._process.terminate()
+
+    def wait(self) -> int:
+        """Wait until the process has ended, and return its exit code."""
+        return self._process.wait(20)
+
+
 @contextmanager
-def dashboard_process(target: Target, *, log: Path, options: tuple[str, ...] = ()) -> Iterator[str]:
-    """Run `everbeat web` for a schema, and yield its address."""
-    command = [
-        sys.executable,
-        "-m",
-        "everbeat",
-        "web",
-        "--url",
-        target.url,
-        "--schema",
-        target.schema,
-        "--port",
-        "0",
-        *options,
-    ]
+def dashboard_process(
+    target: Target, *, log: Path, options: tuple[str, ...] = ()
+) -> Iterator[DashboardProcess]:
+    """Run `everbeat web` for a schema."""
+    place = ["--url", target.url, "--schema", target.schema, "--port", "0"]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "everbeat", "web", *place, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
     try:
-        yield _address(process, log)
+        yield DashboardProcess(process, log)
     finally:
         process.terminate()
         try:

@@ -45,11 +45,11 @@ def main(folder: Path, *, widths: tuple[int, ...] = WIDTHS) -> None:
         _send(scenario)
         with dashboard_process(
             scenario.target, log=Path(place) / "web.log", options=("--name", "shop production")
-        ) as address:
+        ) as dashboard:
             browser = BrowserThread(executable)
             try:
-                browser.run(_watched(browser, address, scenario, trees), within=SETTLES_S + 60)
-                browser.run(_pictures(browser, address, folder, widths), within=300)
+                browser.run(_watched(browser, dashboard.address, scenario, trees), within=SETTLES_S + 60)
+                browser.run(_pictures(browser, dashboard.address, folder, widths), within=300)
             finally:
                 browser.close()
         for gate in ("film", "late"):

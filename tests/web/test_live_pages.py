@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
-from everbeat.domain.pulse.memory import WINDOW_S
 from tests.migrated import MigratedSchemas
 from tests.stories.scenario import SLACK, Scenario, Tree, new_scenario, program_of
 from tests.web.browser import (
     MISSING,
     BrowserThread,
     Observed,
-    accessibility_problems,
     chromium_path,
     dashboard_process,
 )
@@ -69,7 +62,7 @@ def address(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with dashboard_process(
         scenario.target, log=tmp_path_factory.mktemp("web") / "web.log", options=("--name", "shop")
     ) as found:
-        yield found
+        yield found.address
 
 
 def a_tree(scenario: Scenario, slot: str) -> Tree:

@@ -58,6 +58,11 @@ class Live:
         if watch is not None:
             await watch.close()
 
+    @property
+    def viewers(self) -> int:
+        """Return how many streams are open."""
+        return 0 if self._watch is None else self._watch.viewers
+
     async def picture(self) -> Picture:
         """Return a picture that is at most a second old. Raises DatabaseError if there is none."""
         watch, incidents = await self._opened()

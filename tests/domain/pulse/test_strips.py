@@ -121,7 +121,7 @@ def test_work_that_was_taken_over_is_marked_on_the_tree_that_took_it() -> None:
 
 def test_the_memory_keeps_ninety_seconds_and_forgets_trees_that_left() -> None:
     found = PulseMemory(RULES)
-    for second in range(0, 300):
+    for second in range(300):
         at = NOW + timedelta(seconds=second)
         found.record(
             PulseSample(
