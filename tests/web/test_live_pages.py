@@ -15,6 +15,7 @@ from tests.web.browser import (
     MISSING,
     BrowserThread,
     Observed,
+    accessibility_problems,
     chromium_path,
     dashboard_process,
 )
@@ -148,3 +149,56 @@ def test_a_killed_tree_goes_flat_and_its_incident_appears_without_a_reload(  # O
     assert shown - committed <= COMMITTED_WITHIN_S * SLACK
     assert shown - seen.at["killed"] <= DEATH_WITHIN_S * SLACK
     assert rescuer.process.poll() is None
+
+
+async def problems_of(browser: BrowserThread, url: str, scheme: str) -> list[str]:
+    async with browser.observed(url, color_scheme=scheme) as page:
+        await page.page.wait_for_selector(LIVE, timeout=20_000, state="attached")
+        found = await accessibility_problems(page.page)
+        page.check()
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_live_page_has_no_accessibility_problem_in_light_and_in_dark(  # O1
+    browser: BrowserThread, address: str, scenario: Scenario, path: str
+) -> None:
+    for scheme in ("light", "dark"):
+        assert browser.run(problems_of(browser, f"{address}{path}", scheme)) == []
+
+
+async def widths_of(browser: BrowserThread, url: str, width: int) -> tuple[int, int]:
+    async with browser.observed(url, viewport={"width": width, "height": 900}) as page:
+        await page.page.wait_for_selector(LIVE, timeout=20_000, state="attached")
+        found = await page.page.evaluate(
+            "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        )
+        page.check()
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("width", [360, 1920])
+def test_a_live_page_does_not_scroll_sideways(
+    browser: BrowserThread, address: str, scenario: Scenario, width: int
+) -> None:
+    for path in PAGES:
+        needed, shown = browser.run(widths_of(browser, f"{address}{path}", width))
+        assert needed <= shown, f"{path} needs {needed} of {width} px"
+
+
+async def calm_of(browser: BrowserThread, url: str) -> tuple[str | None, str]:
+    async with browser.observed(url, reduced_motion="reduce") as page:
+        await page.page.wait_for_selector(LIVE, timeout=20_000, state="attached")
+        pen = await page.page.query_selector(".pen")
+        motion = "none" if pen is None else await pen.evaluate("each => getComputedStyle(each).animationName")
+        before = await page.page.evaluate("document.documentElement.dataset.liveAt")
+        await page.page.wait_for_timeout(3_000)
+        after = await page.page.evaluate("document.documentElement.dataset.liveAt")
+        page.check()
+    return None if before == after else after, motion
+
+
+def test_the_paper_does_not_move_for_viewers_who_want_no_motion(
+    browser: BrowserThread, address: str, scenario: Scenario
+) -> None:
+    assert browser.run(calm_of(browser, f"{address}/pulse")) == (None, "none")
