@@ -25,7 +25,7 @@ BEATS: Final = {
     "check_interval_ms": 5_000,
 }
 TREES: Final = ("ams-1", "ams-2", "fra-1", "fra-2", "fra-3")
-PAGES: Final = ("pulse",)
+PAGES: Final = ("pulse", "workers", "recoveries")
 WIDTHS: Final = (1440, 390)
 SETTLES_S: Final = 75
 

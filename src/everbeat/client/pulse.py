@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from everbeat.domain.doctor.work import SWEEPS_MISSED
@@ -15,6 +15,7 @@ from everbeat.domain.inspection import RecoveryInfo, SupervisorInfo
 from everbeat.domain.pulse.incidents import Incident, incidents_of
 from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import DEAD_SHOWN_S, WINDOW_S, PulseMemory
+from everbeat.domain.recovery.liveness import FAREWELL
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.task_scope import TaskScope
@@ -63,7 +64,7 @@ class PulseWatch:
     async def look(self) -> PulseMemory:
         """Return the memory with a sample that is at most a second old. Raises DatabaseError if none can be taken."""
         async with self._one:
-            if self._age_s() > EVERY_S:
+            if self.age_s > EVERY_S:
                 await self._sample()
         if self.problem is not None:
             raise self.problem
@@ -117,7 +118,7 @@ class PulseWatch:
 
     async def _sample(self) -> None:
         memory = self.memory
-        is_gap = self._age_s() > _GAP_S
+        is_gap = self.age_s > _GAP_S
         statement = pulse.sample(
             self._rules,
             margin_ms=SWEEPS_MISSED * self._rules.check_interval_ms,
@@ -137,7 +138,9 @@ class PulseWatch:
         self.problem = None
         self._looked_at = self._clock.monotonic()
 
-    def _age_s(self) -> float:
+    @property
+    def age_s(self) -> float:
+        """Return how many seconds ago the last sample was taken, or infinity."""
         return float("inf") if self._looked_at is None else self._clock.monotonic() - self._looked_at
 
     def _tell(self) -> None:
@@ -165,6 +168,7 @@ class IncidentWatch:
         self._departed = departed
         self._clock = clock
         self._found: list[Incident] = []
+        self._died: list[datetime] = []
         self._read_at: float | None = None
         self._read_of: object = None
         self._one = asyncio.Lock()
@@ -182,6 +186,10 @@ class IncidentWatch:
         """Return what was read last, also if it is old."""
         return self._found
 
+    def died_since(self, moment: datetime) -> int:
+        """Return how many trees died since a moment, of those that were read last."""
+        return sum(ended_at >= moment for ended_at in self._died)
+
     async def _read(self, state: object) -> None:
         recoveries, supervisors = await asyncio.gather(self._recoveries(), self._departed())
         last = self._watch.memory.last
@@ -191,6 +199,7 @@ class IncidentWatch:
             for each in supervisors
             if each.ended_at is not None and (now is None or now - each.ended_at < SINCE)
         ]
+        self._died = [each.ended_at for each in departed if each.ended_at and each.ended_how != FAREWELL]
         names = {each.supervisor_id: each.slot for each in supervisors if each.slot is not None}
         self._found = incidents_of(recoveries, departed, names=names)
         self._read_at, self._read_of = self._clock.monotonic(), state

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 from urllib.parse import quote, unquote
 
+from msgspec import structs
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -233,7 +234,9 @@ class Web:
         except DatabaseError as problem:
             return Vitals(problem=problem.message)
         with self.access.reading_from(reading):
-            return await self.vitals.read(self.app, now=visit.now, fresh=bool(visit.unread))
+            found = await self.vitals.read(self.app, now=visit.now, fresh=bool(visit.unread))
+        crew = self.live.crew()
+        return found if crew is None or found.problem else structs.replace(found, **structs.asdict(crew))
 
     async def _refused(self, visit: Visit | None, request: Request, refusal: RequestRefused) -> Response:
         if wants_json(request):

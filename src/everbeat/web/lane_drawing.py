@@ -15,6 +15,7 @@ from everbeat.domain.task.states import TaskState
 
 _BEFORE: Final = 12.0
 """How many percent of the axis show what happened before the last sign of life."""
+_TICKS_UNTIL: Final = 0.95
 _SHORTEST_S: Final = 1.0
 _LONGEST_PART: Final = 0.35
 """How much of the axis the last bars get at most, as a part of the time between the death and the last rerun."""
@@ -36,7 +37,7 @@ class Axis(Struct, frozen=True):
         step = next((each for each in _STEPS if self.whole_s / each <= 5), _STEPS[-1])
         marks = [(_BEFORE, "+0 s")]
         number = 1
-        while number * step < self.whole_s and number <= 5:
+        while number * step < _TICKS_UNTIL * self.whole_s and number <= 5:
             marks.append(
                 (self.place(self.at + timedelta(seconds=number * step)), f"+{brief_duration(number * step)}")
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from everbeat.client.explaining import silence_rules
 from everbeat.client.pulse import SINCE, IncidentWatch, PulseWatch
 from everbeat.domain.pulse.incidents import Incident
+from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import PulseMemory
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import SystemClock
@@ -29,12 +30,21 @@ _SEND_TIMEOUT_S: Final = 20
 _PING_S: Final = 15
 
 
+class Crew(Struct, frozen=True):
+    """How many trees beat, are late or suspects, and died in the last hour."""
+
+    beat: int
+    late: int
+    dead: int
+
+
 class Picture(Struct, frozen=True):
     """What the live pages show at one look: the memory of the pulse, the incidents of the last 24 hours, and the database's time."""
 
     memory: PulseMemory
     incidents: list[Incident]
     at: datetime
+    crew: Crew
     problem: DatabaseError | None = None
 
 
@@ -117,11 +127,19 @@ class Live:
         return known[1]
 
     async def _seen(self, memory: PulseMemory, incidents: IncidentWatch) -> Picture:
-        at = datetime.now().astimezone() if memory.last is None else memory.last.at
+        at = datetime.now(UTC) if memory.last is None else memory.last.at
         try:
-            return Picture(memory, await incidents.incidents(), at)
-        except DatabaseError as problem:
-            return Picture(memory, incidents.last, at, problem)
+            found, problem = await incidents.incidents(), None
+        except DatabaseError as failure:
+            found, problem = incidents.last, failure
+        return Picture(memory, found, at, _crew(memory, incidents, at=at), problem)
+
+    def crew(self) -> Crew | None:
+        """Return the state of all trees for the header, or None if nobody has looked in the last seconds."""
+        watch, incidents = self._watch, self._incidents
+        if watch is None or incidents is None or watch.memory.last is None or watch.age_s > _FRESH_S:
+            return None
+        return _crew(watch.memory, incidents, at=watch.memory.last.at)
 
     async def _opened(self) -> tuple[PulseWatch, IncidentWatch]:
         reading = await self._web.reading()
@@ -144,6 +162,14 @@ class Live:
 
 
 _CALM_LOOKS: Final = 10
+_FRESH_S: Final = 3.0
+_DEAD_FOR: Final = timedelta(hours=1)
+
+
+def _crew(memory: PulseMemory, incidents: IncidentWatch, *, at: datetime) -> Crew:
+    states = [trace.judgement.state for trace in memory.traces]
+    late = states.count(TreeState.LATE) + states.count(TreeState.SUSPECT)
+    return Crew(states.count(TreeState.BEATS), late, incidents.died_since(at - _DEAD_FOR))
 
 
 def _has_news(watch: PulseWatch) -> bool:

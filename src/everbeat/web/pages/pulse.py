@@ -89,13 +89,7 @@ def _parts(visit: Visit, picture: Picture) -> Parts:
 
 def vital_html(visit: Visit, picture: Picture) -> str:
     """Return the state of all trees for the header of each page."""
-    states = [trace.judgement.state for trace in picture.memory.traces]
-    context = {
-        "beat": states.count(TreeState.BEATS),
-        "late": states.count(TreeState.LATE) + states.count(TreeState.SUSPECT),
-        "dead": states.count(TreeState.DEAD),
-        "mini": mini_of(picture.memory.traces, picture),
-    }
+    context = {"crew": picture.crew, "mini": mini_of(picture.memory.traces, picture)}
     return rendering.fragment(visit, "pulse_vital.html", context)
 
 

@@ -23,7 +23,7 @@ from everbeat.web import rendering
 from everbeat.web.lane_drawing import Axis, axis_of, axis_svg, end_in_words, lane_svg, order_of
 from everbeat.web.live import Parts, Picture
 from everbeat.web.page import Answer, Page, Visit
-from everbeat.web.pages.pulse import figures_of, ticker_row, times_of, trees_of_workers
+from everbeat.web.pages.pulse import figures_of, mini_of, ticker_row, times_of, trees_of_workers, vital_html
 from everbeat.web.refusals import Refusal
 
 COMMAND: Final = "everbeat recoveries list --since 24h"
@@ -64,7 +64,7 @@ async def show(visit: Visit) -> Answer:
             if chosen is None
             else incident_document(_shown(visit, chosen), content["trees"]),
         },
-        more={**content, **times_of(picture)},
+        more={**content, **times_of(picture), "mini": mini_of(picture.memory.traces, picture)},
         command=COMMAND,
     )
 
@@ -117,7 +117,8 @@ async def dry_run(visit: Visit) -> Answer:
 
 def _parts(visit: Visit, picture: Picture) -> Parts:
     context = {**_content(visit, picture), **times_of(picture)}
-    return {name: rendering.fragment(visit, template, context) for name, template in _PARTS.items()}
+    parts = {name: rendering.fragment(visit, template, context) for name, template in _PARTS.items()}
+    return parts | {"live-vital": vital_html(visit, picture)}
 
 
 def _content(visit: Visit, picture: Picture) -> dict[str, Any]:

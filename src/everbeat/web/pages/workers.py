@@ -22,7 +22,7 @@ from everbeat.errors.wording import amount
 from everbeat.web import rendering
 from everbeat.web.live import Parts, Picture
 from everbeat.web.page import Answer, Done, Page, Visit
-from everbeat.web.pages.pulse import TREE_MARKS, mini_of, times_of, tree_document
+from everbeat.web.pages.pulse import TREE_MARKS, mini_of, times_of, tree_document, vital_html
 from everbeat.web.strip_drawing import mini_svg, slots_svg, sparkline
 from everbeat.web.wording import Mark
 
@@ -168,7 +168,8 @@ def _ordered(visit: Visit, trees: Sequence[Any], what: str) -> Done:
 
 def _parts(visit: Visit, picture: Picture) -> Parts:
     context = {**_content(picture), **times_of(picture)}
-    return {name: rendering.fragment(visit, template, context) for name, template in _PARTS.items()}
+    parts = {name: rendering.fragment(visit, template, context) for name, template in _PARTS.items()}
+    return parts | {"live-vital": vital_html(visit, picture)}
 
 
 def _content(picture: Picture) -> dict[str, Any]:
