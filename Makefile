@@ -31,6 +31,7 @@ compare: $(VENV)/.runtime ## everbeat beside other queues or another version of 
 test: static ## the gate: check, then all tests except those that take minutes
 	@.ci/pgbouncer
 	@.ci/prometheus
+	@.ci/chromium
 	@$(PYTHON_IN) -m pytest -m 'alone and not long' $(ARGS) || [ $$? = 5 ]  # 5: ARGS chose none of them
 	@$(PYTHON_IN) -m pytest -m 'not long and not alone' -n 5 --dist worksteal $(ARGS)
 

@@ -92,7 +92,7 @@ class BrowserThread:
 
     @asynccontextmanager
     async def observed(self, url: str, **context: Any) -> AsyncIterator[Observed]:
-        """Open a page at this address in a context of its own."""
+        """Open a page at this address in its own context."""
         given: Mapping[str, Any] = {
             "viewport": {"width": 1440, "height": 1000},
             "timezone_id": "UTC",

@@ -1,6 +1,6 @@
 """Makes the screenshots of the documentation: `python -m tests.web.screenshots`. It needs Chromium and takes about two minutes.
 
-It starts worker trees on a database of its own, kills one tree and one process, freezes another tree, and takes pictures.
+It starts worker trees on its own database, kills one tree and one process, freezes another tree, and takes pictures.
 """
 
 from __future__ import annotations

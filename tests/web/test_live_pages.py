@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Iterator
 from types import ModuleType
@@ -33,6 +34,7 @@ DEATH_WITHIN_S = 5.0
 def browser() -> Iterator[BrowserThread]:
     executable = chromium_path()
     if executable is None:
+        print(f"\n{MISSING}", file=sys.__stderr__, flush=True)  # a skip alone is easily overlooked
         pytest.skip(MISSING)
     thread = BrowserThread(executable)
     yield thread

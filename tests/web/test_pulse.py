@@ -132,7 +132,7 @@ async def test_twenty_viewers_cost_less_than_three_statements_a_second(app: App,
     await app.aclose()
 
 
-async def test_nothing_is_sampled_when_nobody_looks(app: App, db: StoreHarness) -> None:
+async def test_nothing_is_sampled_without_a_viewer(app: App, db: StoreHarness) -> None:
     web = Web(app, auth=by_header)
     counter = Counter(web)
     await counter.begin()

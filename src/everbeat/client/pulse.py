@@ -1,4 +1,4 @@
-"""Samples the pulse for all viewers of a process: one statement a second, and only while somebody looks."""
+"""Samples the pulse for all viewers of a process: one statement a second, and only while pages are watched."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SUSPECT_EVERY_S: Final = 0.5
 LINGER_S: Final = 3.0
 """For how many seconds sampling continues after the last viewer left. A page that is loaded again then finds its picture."""
 _GAP_S: Final = 5.0
-"""After so many seconds without a sample, the window is filled from the stored heartbeats again."""
+"""After this many seconds without a sample, the window is filled from the stored heartbeats again."""
 SINCE: Final = timedelta(hours=24)
 """How far back incidents are listed."""
 _CALM_S: Final = 15.0

@@ -37,7 +37,7 @@ def sample(
     known: Collection[str] | None,
     after_recovery: int | None,
 ) -> Statement[PulseSample]:
-    """Return a look at all trees that live, and of the trees `known` (None: of all) those that ended within `window_ms`.
+    """Return a sample of all trees that live, and of the trees `known` (None: of all) those that ended within `window_ms`.
 
     The recoveries are those with a higher number than `after_recovery`; None returns none. A lease is overdue if it should have been
     recovered more than `margin_ms` ago.

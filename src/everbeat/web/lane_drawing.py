@@ -49,7 +49,7 @@ _STEPS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1_800, 3
 
 
 def axis_of(incident: Incident, *, now: datetime) -> Axis:
-    """Return an axis on which all moments of the recovery can be told apart."""
+    """Return an axis that separates all moments of the recovery."""
     moments = [incident.noticed_at]
     for rerun in incident.reruns:
         moments += [rerun.decided_at, rerun.again_at or rerun.decided_at]

@@ -39,7 +39,7 @@ class Crew(Struct, frozen=True):
 
 
 class Picture(Struct, frozen=True):
-    """What the live pages show at one look: the memory of the pulse, the incidents of the last 24 hours, and the database's time."""
+    """The content of the live pages at one sample: the memory of the pulse, the incidents of the last 24 hours, and the database's time."""
 
     memory: PulseMemory
     incidents: list[Incident]
@@ -53,7 +53,7 @@ Parts = Mapping[str, str]
 
 
 class Live:
-    """Watches the pulse while somebody looks. One look serves all viewers of all live pages."""
+    """Watches the pulse while pages are watched. One sample serves all viewers of all live pages."""
 
     def __init__(self, web: Web) -> None:
         self._web = web
@@ -135,7 +135,7 @@ class Live:
         return Picture(memory, found, at, _crew(memory, incidents, at=at), problem)
 
     def crew(self) -> Crew | None:
-        """Return the state of all trees for the header, or None if nobody has looked in the last seconds."""
+        """Return the state of all trees for the header, or None if no sample was taken in the last seconds."""
         watch, incidents = self._watch, self._incidents
         if watch is None or incidents is None or watch.memory.last is None or watch.age_s > _FRESH_S:
             return None

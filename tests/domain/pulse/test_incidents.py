@@ -42,7 +42,7 @@ def test_all_recoveries_of_one_supervisor_are_one_incident() -> None:
     assert notice_of(incident) == "by session after 2.1 s"
 
 
-def test_a_process_that_died_alone_is_an_incident_of_its_own() -> None:
+def test_a_process_that_died_alone_has_its_own_incident() -> None:
     rows = [recovery(1, noticed_by="child_exit"), recovery(2, noticed_by="child_exit", worker_id="fra-2-9-w")]
     found = incidents_of(rows)
     assert {each.kind for each in found} == {IncidentKind.PROCESS}
@@ -191,6 +191,6 @@ def test_durations_are_brief(seconds: float, text: str) -> None:
     assert brief_duration(seconds) == text
 
 
-def test_trees_on_one_host_are_told_apart() -> None:
+def test_trees_on_one_host_have_different_names() -> None:
     trees = [tree("a", pid=1), tree("a", pid=2, id="other"), tree("b", slot="gpu")]
     assert list(names_of(trees).values()) == ["a 1", "a 2", "gpu"]

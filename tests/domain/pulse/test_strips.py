@@ -1,4 +1,4 @@
-"""What a strip means: beats, bumps, missing beats, death, exit, and take-overs; and the same in words."""
+"""The meaning of a strip: beats, bumps, missing beats, death, exit, and take-overs; and the same in words."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_last_sign_of_life_of_a_dead_tree_can_be_its_session() -> None:
     assert strip(only(found)).flat_from_s == 45
 
 
-def test_an_orderly_exit_is_no_death() -> None:
+def test_an_orderly_exit_is_not_a_death() -> None:
     drawn = strip(only(memory(dead_tree(how="left"))))
     assert drawn.state is TreeState.LEFT
     assert (drawn.left_s, drawn.flat_from_s, drawn.notice) == (44, None, None)

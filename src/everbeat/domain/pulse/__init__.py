@@ -1,1 +1,1 @@
-"""The pulse of the installation: what is sampled each second, and what it means. Pure functions."""
+"""The pulse of the installation: samples of all trees, and their meaning. Pure functions."""

@@ -23,7 +23,7 @@ _OF_MASS: Final = "many were lost together"
 
 
 class IncidentKind(StrEnum):
-    """What happened in an incident."""
+    """The kind of an incident."""
 
     TREE = "tree"
     """A supervisor died with all its workers."""
@@ -38,7 +38,7 @@ class IncidentKind(StrEnum):
 
 
 class Rerun(Struct, frozen=True, kw_only=True):
-    """What happened to one task of an incident: one row of its Gantt chart. Times that are unknown are None.
+    """The course of one task in an incident: one row of its Gantt chart. Times that are unknown are None.
 
     The code ran from `started_at` until the last sign of life at `silent_at`. Its death was noticed at `noticed_at`, and the recovery was
     committed at `decided_at`. The task ran again from `again_at` until `ended_at`.

@@ -24,13 +24,13 @@ WINDOW_S: Final = 90
 DEAD_SHOWN_S: Final = 900
 """For how many seconds after its death a tree is still shown, as a flat strip."""
 _MOST_SAMPLES: Final = 2 * WINDOW_S
-"""A suspect tree is looked at twice a second."""
+"""While a tree is a suspect, two samples a second are taken."""
 _MOST_BEATS: Final = 1_000
 _MOST_RECOVERIES: Final = 1_000
 
 
 class TreeTrace(Struct, kw_only=True):
-    """What is known about one tree in the window. `beats` are times of heartbeats, with the leases for which each vouched.
+    """The facts about one tree in the window. `beats` are times of heartbeats, with the leases for which each vouched.
 
     `seen` are the times of the samples that found its session held. `judgement` is that of the last sample.
     """

@@ -1,4 +1,4 @@
-"""What one look at all trees finds. The fields are those of `pulse/sample.sql`."""
+"""The records of one sample of all trees. The fields are those of `pulse/sample.sql`."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class StoredBeat(Struct, frozen=True):
 
 
 class PulseSample(Struct, frozen=True, kw_only=True):
-    """One look at all trees, at the database's time `at`. `last_recovery` is the highest number of a recovery, or 0.
+    """A sample of all trees at the database's time `at`. `last_recovery` is the highest number of a recovery, or 0.
 
     `overdue` counts the leases that automatic recovery should have recovered long ago, the oldest by `overdue_ms`.
     """

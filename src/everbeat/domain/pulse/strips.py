@@ -1,4 +1,4 @@
-"""What the strip of one tree shows: marks in seconds before now, and the same in words. Nothing here draws."""
+"""The marks of a tree's strip, in seconds before now, and the same in words. The drawing is in `web`."""
 
 from __future__ import annotations
 

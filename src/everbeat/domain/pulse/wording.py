@@ -33,7 +33,7 @@ def spoken_way(noticed_by: str) -> str:
 
 
 def names_of(trees: Iterable[SampledTree]) -> dict[str, str]:
-    """Return a name for each tree by its id: its slot, or its host. Trees that share a host are told apart by their pids."""
+    """Return a name for each tree by its id: its slot, or its host. The pid distinguishes trees that share a host."""
     known = list(trees)
     shared = Counter(tree.slot or tree.hostname for tree in known)
     named = {}

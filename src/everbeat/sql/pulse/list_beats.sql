@@ -1,5 +1,5 @@
 -- List the heartbeats of the last `window_ms` that are stored, oldest first, at most `limit` of them (the newest). They are found by
--- beats_by_time. The sequence number tells two heartbeats of a supervisor apart.
+-- beats_by_time. The sequence number distinguishes the heartbeats of a supervisor.
 select b.supervisor_id, b.seq, b.sent_at, b.held
 from (
     select b.supervisor_id, b.seq, b.sent_at, b.held

@@ -19,7 +19,7 @@ from everbeat.domain.pulse.wording import brief_duration, names_of
 from everbeat.errors.wording import amount
 from everbeat.web import rendering, wording
 from everbeat.web.live import Parts, Picture
-from everbeat.web.page import Answer, Page, Visit
+from everbeat.web.page import PageResult, Page, Visit
 from everbeat.web.strip_drawing import mini_svg, strip_svg
 from everbeat.web.wording import Mark
 
@@ -60,7 +60,7 @@ class TreeRow(Struct, frozen=True, kw_only=True):
     mark: Mark
 
 
-async def show(visit: Visit) -> Answer:
+async def show(visit: Visit) -> PageResult:
     """Show the pulse. The page is live: its parts are replaced as they change."""
     picture = await visit.web.live.picture()
     content = pulse_content(picture)
@@ -74,7 +74,7 @@ async def show(visit: Visit) -> Answer:
     )
 
 
-async def stream(visit: Visit) -> Answer:
+async def stream(visit: Visit) -> PageResult:
     """Stream the parts of the page that change."""
     calm = visit.query.get("calm") is not None
     return await visit.web.live.stream(f"pulse {visit.link('/')}", partial(_parts, visit), calm=calm)

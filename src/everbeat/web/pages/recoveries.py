@@ -22,9 +22,9 @@ from everbeat.errors.wording import amount, visible_json
 from everbeat.web import rendering
 from everbeat.web.lane_drawing import Axis, axis_of, axis_svg, end_in_words, lane_svg, order_of
 from everbeat.web.live import Parts, Picture
-from everbeat.web.page import Answer, Page, Visit
+from everbeat.web.page import PageResult, Page, Visit
 from everbeat.web.pages.pulse import figures_of, mini_of, ticker_row, times_of, trees_of_workers, vital_html
-from everbeat.web.refusals import Refusal
+from everbeat.web.refusals import RequestRefused
 
 COMMAND: Final = "everbeat recoveries list --since 24h"
 MOST_LANES: Final = 100
@@ -46,7 +46,7 @@ class Step(Struct, frozen=True):
     at: Any
 
 
-async def show(visit: Visit) -> Answer:
+async def show(visit: Visit) -> PageResult:
     """Show the incidents, and one of them: the chosen one or the latest."""
     picture = await visit.web.live.picture()
     content = _content(visit, picture)
@@ -69,19 +69,19 @@ async def show(visit: Visit) -> Answer:
     )
 
 
-async def stream(visit: Visit) -> Answer:
+async def stream(visit: Visit) -> PageResult:
     """Stream the parts of the page that change."""
     key = f"recoveries {visit.link('/')} {visit.query.get('incident')} {visit.user.role}"
     calm = visit.query.get("calm") is not None
     return await visit.web.live.stream(key, partial(_parts, visit), calm=calm)
 
 
-async def export(visit: Visit) -> Answer:
+async def export(visit: Visit) -> PageResult:
     """Return the report of an incident as Markdown or JSON, as a file."""
     picture = await visit.web.live.picture()
     incident = _chosen(visit, picture)
     if incident is None or visit.query.get("incident") != incident.id:
-        raise Refusal(
+        raise RequestRefused(
             404,
             "NO_SUCH_INCIDENT",
             "There is no such incident in the last 24 hours.",
@@ -98,7 +98,7 @@ async def export(visit: Visit) -> Answer:
     return Response(text, media_type=f"{media}; charset=utf-8", headers={"content-disposition": disposition})
 
 
-async def dry_run(visit: Visit) -> Answer:
+async def dry_run(visit: Visit) -> PageResult:
     """Show what a sweep would recover now. It changes nothing."""
     result = await visit.app.asweep_stale_workers(dry_run=True)
     says = (
@@ -185,7 +185,7 @@ _WORDS_APART: Final = 18
 
 
 def _lane_words(rerun: Rerun, trees: dict[str, str]) -> tuple[str, str, str]:
-    """Return the mark, the words for the end of a lane, and what was decided."""
+    """Return the mark, the words for the end of a lane, and the decision."""
     recovery = rerun.recovery
     mark, words = end_in_words(rerun)
     if mark == "RUNNING" and recovery.ran_again_on is not None:
@@ -195,7 +195,7 @@ def _lane_words(rerun: Rerun, trees: dict[str, str]) -> tuple[str, str, str]:
 
 
 def _steps(incident: Incident) -> Iterator[Step]:
-    """Yield how the death was noticed, and what was done."""
+    """Yield the steps from the last heartbeat until the tasks ran again."""
     first = min(incident.reruns, key=lambda rerun: rerun.noticed_at, default=None)
     beat = None if first is None else first.recovery.last_beat_at
     if beat is not None and beat <= incident.at:

@@ -21,7 +21,7 @@ from everbeat.errors import UnknownName
 from everbeat.errors.wording import amount
 from everbeat.web import rendering
 from everbeat.web.live import Parts, Picture
-from everbeat.web.page import Answer, Done, Page, Visit
+from everbeat.web.page import PageResult, ActionDone, Page, Visit
 from everbeat.web.pages.pulse import TREE_MARKS, mini_of, times_of, tree_document, vital_html
 from everbeat.web.strip_drawing import mini_svg, slots_svg, sparkline
 from everbeat.web.wording import Mark
@@ -60,7 +60,7 @@ class TreePanel(Struct, frozen=True, kw_only=True):
     more: int
 
 
-async def show(visit: Visit) -> Answer:
+async def show(visit: Visit) -> PageResult:
     """Show all trees, and those that departed in the last 24 hours."""
     picture = await visit.web.live.picture()
     content = _content(picture)
@@ -83,14 +83,14 @@ async def show(visit: Visit) -> Answer:
     )
 
 
-async def stream(visit: Visit) -> Answer:
+async def stream(visit: Visit) -> PageResult:
     """Stream the parts of the page that change."""
     key = f"workers {visit.link('/')} {visit.may('operate')} {visit.may('admin')}"
     calm = visit.query.get("calm") is not None
     return await visit.web.live.stream(key, partial(_parts, visit), calm=calm)
 
 
-async def show_one(visit: Visit) -> Answer:
+async def show_one(visit: Visit) -> PageResult:
     """Show one worker or supervisor: what it holds, its last snapshots, and the tasks that were recovered from it."""
     party = visit.path_values["worker_id"]
     picture = await visit.web.live.picture()
@@ -129,7 +129,7 @@ async def show_one(visit: Visit) -> Answer:
     )
 
 
-async def quiet(visit: Visit) -> Answer:
+async def quiet(visit: Visit) -> PageResult:
     """Stop the workers of a tree from claiming."""
     return _ordered(
         visit,
@@ -138,14 +138,14 @@ async def quiet(visit: Visit) -> Answer:
     )
 
 
-async def resume(visit: Visit) -> Answer:
+async def resume(visit: Visit) -> PageResult:
     """Let the workers of a tree claim again."""
     return _ordered(
         visit, await visit.app.aresume_workers([visit.path_values["supervisor_id"]]), "claims tasks again"
     )
 
 
-async def release(visit: Visit) -> Answer:
+async def release(visit: Visit) -> PageResult:
     """Declare the workers of a tree dead, even if they live, and recover their tasks at once."""
     wanted = visit.path_values["supervisor_id"]
     workers = await visit.app.alist_workers(ended=False, limit=_MOST_LISTED)
@@ -154,12 +154,12 @@ async def release(visit: Visit) -> Answer:
         raise UnknownName("supervisor with live workers", [wanted])
     result = await visit.app.arelease_workers(ids)
     says = f"{amount(len(ids), 'worker')} released: {amount(result.recovered_count, 'task')} recovered."
-    return Done(goto=visit.link("/workers"), says=says, data={"result": structs.asdict(result)})
+    return ActionDone(goto=visit.link("/workers"), says=says, data={"result": structs.asdict(result)})
 
 
-def _ordered(visit: Visit, trees: Sequence[Any], what: str) -> Done:
+def _ordered(visit: Visit, trees: Sequence[Any], what: str) -> ActionDone:
     names = ", ".join(tree.hostname for tree in trees) or "No tree"
-    return Done(
+    return ActionDone(
         goto=visit.link("/workers"),
         says=f"{names} {what}.",
         data={"trees": [structs.asdict(each) for each in trees]},
