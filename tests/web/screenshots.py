@@ -6,6 +6,8 @@ It starts worker trees on its own database, kills one tree and one process, free
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import tempfile
 import time
@@ -84,17 +86,16 @@ async def _watched(browser: BrowserThread, address: str, scenario: Scenario, tre
         began = time.monotonic()
         await asyncio.sleep(SETTLES_S / 3)  # the strips need time to pass
         trees["ams-1"].freeze()
-        await asyncio.sleep(SETTLES_S / 3)
+        await asyncio.sleep(SETTLES_S / 3)  # until heartbeats are missing
         (worker, *_) = scenario.workers(trees["ams-2"])
         _kill(worker["pid"])
         trees["fra-2"].kill()
-        await asyncio.sleep(max(0.0, SETTLES_S - 15 - (time.monotonic() - began)))
+        await asyncio.sleep(
+            max(0.0, SETTLES_S - 15 - (time.monotonic() - began))
+        )  # until the tasks run again
 
 
 def _kill(pid: int) -> None:
-    import os
-    import signal
-
     os.kill(pid, signal.SIGKILL)
 
 

@@ -54,7 +54,7 @@ async def served(web: Web) -> AsyncIterator[str]:
         server.config.load()
         running = asyncio.ensure_future(server.serve(sockets=[socket]))
         while not server.started:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # uvicorn has no event for it
         try:
             yield f"http://127.0.0.1:{socket.getsockname()[1]}"
         finally:
@@ -116,10 +116,10 @@ async def test_twenty_viewers_cost_less_than_three_statements_a_second(app: App,
     async with served(web) as address, httpx.AsyncClient() as client, asyncio.TaskGroup() as group:
         watching = [group.create_task(viewer.watch(client, address)) for viewer in viewers]
         while web.live.viewers < VIEWERS:
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(0.05)  # the streams open one after the other
+        await asyncio.sleep(EVERY_S)  # the first look also reads the stored heartbeats
         began, before = time.monotonic(), counter.count
-        await asyncio.sleep(WATCHED_S)
+        await asyncio.sleep(WATCHED_S)  # the rate is measured over this time
         rate = (counter.count - before) / (time.monotonic() - began)
         for each in watching:
             each.cancel()
@@ -139,10 +139,10 @@ async def test_nothing_is_sampled_without_a_viewer(app: App, db: StoreHarness) -
     async with served(web) as address, httpx.AsyncClient() as client:
         await Viewer("/pulse").watch(client, address, until=1)
         while web.live.viewers:
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(LINGER_S + EVERY_S)
+            await asyncio.sleep(0.05)  # the server notices a closed connection later
+        await asyncio.sleep(LINGER_S + EVERY_S)  # then nothing may happen any more
         before = counter.count
-        await asyncio.sleep(2 * EVERY_S)
+        await asyncio.sleep(2 * EVERY_S)  # nothing happens in this time
         assert counter.count == before
     await app.aclose()
 

@@ -9,7 +9,7 @@ from typing import Final
 from markupsafe import Markup, escape
 from msgspec import Struct
 
-from everbeat.domain.pulse.incidents import Incident, Rerun
+from everbeat.domain.pulse.incidents import Incident, RecoveryCourse
 from everbeat.domain.pulse.wording import brief_duration, spoken_way
 from everbeat.domain.task.states import TaskState
 
@@ -60,7 +60,7 @@ def axis_of(incident: Incident, *, now: datetime) -> Axis:
     return Axis(incident.at, max(whole_s, last_s, _SHORTEST_S) * 1.04)
 
 
-def lane_svg(rerun: Rerun, axis: Axis, *, now: datetime) -> Markup:
+def lane_svg(rerun: RecoveryCourse, axis: Axis, *, now: datetime) -> Markup:
     """Return the lane of one task: code or claim, silence, notice, decision, rerun, and its end."""
     silent, noticed = axis.place(rerun.silent_at), axis.place(rerun.noticed_at)
     decided = axis.place(rerun.decided_at)
@@ -106,7 +106,7 @@ def axis_svg(axis: Axis) -> Markup:
     return Markup(f'<svg aria-hidden="true">{marks}</svg>')
 
 
-def lane_in_words(rerun: Rerun) -> str:
+def lane_in_words(rerun: RecoveryCourse) -> str:
     """Return what the lane of a task shows, for readers who do not see it."""
     recovery = rerun.recovery
     noticed = brief_duration((rerun.noticed_at - rerun.silent_at).total_seconds())
@@ -116,7 +116,7 @@ def lane_in_words(rerun: Rerun) -> str:
     return f"{words}; {end_in_words(rerun)[1]}"
 
 
-def end_in_words(rerun: Rerun) -> tuple[str, str]:
+def end_in_words(rerun: RecoveryCourse) -> tuple[str, str]:
     """Return the state that marks the end of a lane, and what became of the task."""
     recovery = rerun.recovery
     if recovery.became is None:
@@ -132,6 +132,6 @@ def end_in_words(rerun: Rerun) -> tuple[str, str]:
     return str(recovery.became), str(recovery.became).lower()
 
 
-def order_of(reruns: Sequence[Rerun]) -> list[Rerun]:
+def order_of(reruns: Sequence[RecoveryCourse]) -> list[RecoveryCourse]:
     """Return the lanes in their order: those that wait first, then by name and number."""
     return sorted(reruns, key=lambda each: (each.again_at is not None, each.recovery.name, each.recovery.id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -30,7 +30,7 @@ _SEND_TIMEOUT_S: Final = 20
 _PING_S: Final = 15
 
 
-class Crew(Struct, frozen=True):
+class TreeCounts(Struct, frozen=True):
     """How many trees beat, are late or suspects, and died in the last hour."""
 
     beat: int
@@ -38,13 +38,13 @@ class Crew(Struct, frozen=True):
     dead: int
 
 
-class Picture(Struct, frozen=True):
+class PulsePicture(Struct, frozen=True):
     """The content of the live pages at one sample: the memory of the pulse, the incidents of the last 24 hours, and the database's time."""
 
     memory: PulseMemory
     incidents: list[Incident]
     at: datetime
-    crew: Crew
+    crew: TreeCounts
     problem: DatabaseError | None = None
 
 
@@ -73,13 +73,13 @@ class Live:
         """Return how many streams are open."""
         return 0 if self._watch is None else self._watch.viewers
 
-    async def picture(self) -> Picture:
+    async def picture(self) -> PulsePicture:
         """Return a picture that is at most a second old. Raises DatabaseError if there is none."""
         watch, incidents = await self._opened()
         memory = await watch.look()
         return await self._seen(memory, incidents)
 
-    async def stream(self, key: str, render: Callable[[Picture], Parts], *, calm: bool) -> Response:
+    async def stream(self, key: str, render: Callable[[PulsePicture], Parts], *, calm: bool) -> Response:
         """Return a stream of the parts of a page that changed. `key` names the page and everything that its rendering depends on.
 
         `calm`: a viewer who wants no motion gets a part only if it changed in more than its times.
@@ -95,7 +95,7 @@ class Live:
         watch: PulseWatch,
         incidents: IncidentWatch,
         key: str,
-        render: Callable[[Picture], Parts],
+        render: Callable[[PulsePicture], Parts],
         *,
         every: int,
     ) -> AsyncIterator[dict[str, Any]]:
@@ -117,7 +117,7 @@ class Live:
                     yield {"event": "parts", "data": _json(changed)}
 
     async def _parts(
-        self, watch: PulseWatch, incidents: IncidentWatch, key: str, render: Callable[[Picture], Parts]
+        self, watch: PulseWatch, incidents: IncidentWatch, key: str, render: Callable[[PulsePicture], Parts]
     ) -> Parts:
         number = watch.looks
         known = self._rendered.get(key)
@@ -126,15 +126,15 @@ class Live:
             known = self._rendered[key] = (number, render(await self._seen(watch.memory, incidents)))
         return known[1]
 
-    async def _seen(self, memory: PulseMemory, incidents: IncidentWatch) -> Picture:
-        at = datetime.now(UTC) if memory.last is None else memory.last.at
+    async def _seen(self, memory: PulseMemory, incidents: IncidentWatch) -> PulsePicture:
+        at = self._clock.wall() if memory.last is None else memory.last.at
         try:
             found, problem = await incidents.incidents(), None
         except DatabaseError as failure:
             found, problem = incidents.last, failure
-        return Picture(memory, found, at, _crew(memory, incidents, at=at), problem)
+        return PulsePicture(memory, found, at, _crew(memory, incidents, at=at), problem)
 
-    def crew(self) -> Crew | None:
+    def crew(self) -> TreeCounts | None:
         """Return the state of all trees for the header, or None if no sample was taken in the last seconds."""
         watch, incidents = self._watch, self._incidents
         if watch is None or incidents is None or watch.memory.last is None or watch.age_s > _FRESH_S:
@@ -166,10 +166,10 @@ _FRESH_S: Final = 3.0
 _DEAD_FOR: Final = timedelta(hours=1)
 
 
-def _crew(memory: PulseMemory, incidents: IncidentWatch, *, at: datetime) -> Crew:
+def _crew(memory: PulseMemory, incidents: IncidentWatch, *, at: datetime) -> TreeCounts:
     states = [trace.judgement.state for trace in memory.traces]
     late = states.count(TreeState.LATE) + states.count(TreeState.SUSPECT)
-    return Crew(states.count(TreeState.BEATS), late, incidents.died_since(at - _DEAD_FOR))
+    return TreeCounts(states.count(TreeState.BEATS), late, incidents.died_since(at - _DEAD_FOR))
 
 
 def _has_news(watch: PulseWatch) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from everbeat.domain.pulse.incidents import Incident, Rerun, certificate_of, totals_of
+from everbeat.domain.pulse.incidents import Incident, RecoveryCourse, certificate_of, totals_of
 from everbeat.domain.pulse.sentences import notice_of, outcome_of, rescue_of, title_of
 from everbeat.domain.pulse.wording import brief_duration
 from everbeat.errors.wording import amount, on_one_line
@@ -75,7 +75,7 @@ def incident_markdown(incident: Incident, names: Mapping[str, str], *, made_at: 
     return "\n".join(lines) + "\n"
 
 
-def _row(rerun: Rerun) -> dict[str, Any]:
+def _row(rerun: RecoveryCourse) -> dict[str, Any]:
     recovery = rerun.recovery
     return {
         "recovery": recovery.id,
@@ -103,7 +103,7 @@ def _row(rerun: Rerun) -> dict[str, Any]:
     }
 
 
-def _line(rerun: Rerun) -> str:
+def _line(rerun: RecoveryCourse) -> str:
     recovery = rerun.recovery
     again = "" if rerun.again_at is None else f"{_moment(rerun.again_at)} on {recovery.ran_again_on}"
     cells = (
@@ -113,7 +113,7 @@ def _line(rerun: Rerun) -> str:
     return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
 
 
-def _certificate(rerun: Rerun) -> list[str]:
+def _certificate(rerun: RecoveryCourse) -> list[str]:
     found: Mapping[str, Any] = certificate_of(rerun.recovery)
     known = {name: value for name, value in found.items() if value is not None}
     return [f"- {name.replace('_', ' ')}: {_cell(str(value))}" for name, value in known.items()] or ["- none"]

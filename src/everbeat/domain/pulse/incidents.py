@@ -37,7 +37,7 @@ class IncidentKind(StrEnum):
     """An operator released the tasks of a worker."""
 
 
-class Rerun(Struct, frozen=True, kw_only=True):
+class RecoveryCourse(Struct, frozen=True, kw_only=True):
     """The course of one task in an incident: one row of its Gantt chart. Times that are unknown are None.
 
     The code ran from `started_at` until the last sign of life at `silent_at`. Its death was noticed at `noticed_at`, and the recovery was
@@ -73,7 +73,7 @@ class Incident(Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     parties: tuple[str, ...]
     cause: str
-    reruns: tuple[Rerun, ...] = ()
+    reruns: tuple[RecoveryCourse, ...] = ()
 
     @property
     def tasks(self) -> int:
@@ -119,7 +119,7 @@ class Totals(Struct, frozen=True, kw_only=True):
     slowest_again_s: float | None = None
 
 
-def rerun_of(recovery: RecoveryInfo) -> Rerun:
+def rerun_of(recovery: RecoveryInfo) -> RecoveryCourse:
     """Return what happened to the task of one recovery, from its row and its death certificate."""
     detected_at = _moment(_certified(recovery, "detected_at"))
     noticed_at = min(detected_at or recovery.noticed_at, recovery.noticed_at)
@@ -127,7 +127,7 @@ def rerun_of(recovery: RecoveryInfo) -> Rerun:
         silent_at = noticed_at - timedelta(milliseconds=recovery.noticed_after_ms)
     else:
         silent_at = min(recovery.last_beat_at or noticed_at, noticed_at)
-    return Rerun(
+    return RecoveryCourse(
         recovery=recovery,
         started_at=_moment(_certified(recovery, "started_at")) if recovery.was is TaskState.RUNNING else None,
         silent_at=silent_at,

@@ -9,7 +9,7 @@ from everbeat.domain.pulse.sample import SampledTree
 
 
 def brief_duration(seconds: float) -> str:
-    """Return a duration as people read it in a list: 96 ms, 2.1 s, 46 s, 1 m 8 s, 2 h 5 m, 3 d 4 h."""
+    """Return a duration for lists, such as "96 ms", "2.1 s", "46 s", "1 m 8 s" or "2 h 5 m"."""
     seconds = max(0.0, seconds)
     if seconds < 0.0995:
         return f"{seconds * 1_000:.0f} ms"

@@ -18,7 +18,7 @@ from everbeat.domain.pulse.strips import Strip, TakeOver, strip_of, takeovers_of
 from everbeat.domain.pulse.wording import brief_duration, names_of
 from everbeat.errors.wording import amount
 from everbeat.web import rendering, wording
-from everbeat.web.live import Parts, Picture
+from everbeat.web.live import Parts, PulsePicture
 from everbeat.web.page import PageResult, Page, Visit
 from everbeat.web.strip_drawing import mini_svg, strip_svg
 from everbeat.web.wording import Mark
@@ -80,31 +80,31 @@ async def stream(visit: Visit) -> PageResult:
     return await visit.web.live.stream(f"pulse {visit.link('/')}", partial(_parts, visit), calm=calm)
 
 
-def _parts(visit: Visit, picture: Picture) -> Parts:
+def _parts(visit: Visit, picture: PulsePicture) -> Parts:
     context = {**pulse_content(picture), **times_of(picture)}
     return {name: rendering.fragment(visit, template, context) for name, template in _PARTS.items()} | {
         "live-vital": vital_html(visit, picture)
     }
 
 
-def vital_html(visit: Visit, picture: Picture) -> str:
+def vital_html(visit: Visit, picture: PulsePicture) -> str:
     """Return the state of all trees for the header of each page."""
     context = {"crew": picture.crew, "mini": mini_of(picture.memory.traces, picture)}
     return rendering.fragment(visit, "pulse_vital.html", context)
 
 
-def mini_of(traces: Sequence[TreeTrace], picture: Picture) -> str:
+def mini_of(traces: Sequence[TreeTrace], picture: PulsePicture) -> str:
     """Return one small strip for several trees together."""
     beats = [(picture.at - at).total_seconds() for trace in traces for at, _ in trace.beats]
     return mini_svg(beats)
 
 
-def times_of(picture: Picture) -> dict[str, Any]:
+def times_of(picture: PulsePicture) -> dict[str, Any]:
     """Return the time of a picture for its templates."""
     return {"at": picture.at, "ago": partial(wording.ago, now=picture.at), "brief": brief_duration}
 
 
-def pulse_content(picture: Picture) -> dict[str, Any]:
+def pulse_content(picture: PulsePicture) -> dict[str, Any]:
     """Return what the templates of the Pulse page show."""
     memory, last = picture.memory, picture.memory.last
     traces = memory.traces
@@ -136,7 +136,7 @@ def pulse_content(picture: Picture) -> dict[str, Any]:
     }
 
 
-def tree_row(trace: TreeTrace, name: str, picture: Picture, takeovers: Sequence[TakeOver]) -> TreeRow:
+def tree_row(trace: TreeTrace, name: str, picture: PulsePicture, takeovers: Sequence[TakeOver]) -> TreeRow:
     """Return the strip of a tree and the words beside it."""
     incident = incident_about(trace.tree.id, picture)
     strip = strip_of(trace, name=name, at=picture.at, takeovers=takeovers, incident=incident)
@@ -151,12 +151,12 @@ def tree_row(trace: TreeTrace, name: str, picture: Picture, takeovers: Sequence[
     )
 
 
-def incident_about(party: str, picture: Picture) -> Incident | None:
+def incident_about(party: str, picture: PulsePicture) -> Incident | None:
     """Return the latest incident of a supervisor or worker."""
     return next((each for each in picture.incidents if party in each.parties), None)
 
 
-def trees_of_workers(picture: Picture) -> dict[str, str]:
+def trees_of_workers(picture: PulsePicture) -> dict[str, str]:
     """Return the name of the tree of each worker that the pulse shows."""
     traces = picture.memory.traces
     names = names_of(trace.tree for trace in traces)
@@ -178,7 +178,7 @@ def _who(trace: TreeTrace) -> str:
     )
 
 
-def _told(trace: TreeTrace, strip: Strip, picture: Picture) -> str:
+def _told(trace: TreeTrace, strip: Strip, picture: PulsePicture) -> str:
     judgement, tree = trace.judgement, trace.tree
     match judgement.state:
         case TreeState.BEATS:
@@ -210,7 +210,7 @@ def _told(trace: TreeTrace, strip: Strip, picture: Picture) -> str:
             return "its tasks are being recovered" if incident is None else outcome_of(incident)
 
 
-def ticker_row(incident: Incident, picture: Picture, names: Mapping[str, str]) -> dict[str, Any]:
+def ticker_row(incident: Incident, picture: PulsePicture, names: Mapping[str, str]) -> dict[str, Any]:
     """Return one line of the list of incidents."""
     tone, icon = _INCIDENT_MARKS[incident.kind]
     again = incident.again_after_s
@@ -249,7 +249,7 @@ def figures_of(totals: Totals) -> dict[str, Any]:
     }
 
 
-def _document(picture: Picture, content: dict[str, Any]) -> dict[str, Any]:
+def _document(picture: PulsePicture, content: dict[str, Any]) -> dict[str, Any]:
     return {
         "at": picture.at,
         "overdue_leases": content["overdue"],
@@ -261,7 +261,7 @@ def _document(picture: Picture, content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def tree_document(trace: TreeTrace, rows: Sequence[TreeRow], picture: Picture) -> dict[str, Any]:
+def tree_document(trace: TreeTrace, rows: Sequence[TreeRow], picture: PulsePicture) -> dict[str, Any]:
     """Return a tree as a document: its state by the rules of the reaper, its heartbeats in the window, and what its strip says."""
     tree, judgement = trace.tree, trace.judgement
     says = next((row.strip.says for row in rows if row.trace is trace), None)

@@ -14,14 +14,14 @@ from starlette.responses import Response
 from everbeat.domain.documents import plain_value
 from everbeat.domain.inspection import RecoveryInfo
 from everbeat.domain.pulse.incident_report import incident_document, incident_markdown, incident_summary
-from everbeat.domain.pulse.incidents import Incident, Rerun, certificate_of, totals_of
+from everbeat.domain.pulse.incidents import Incident, RecoveryCourse, certificate_of, totals_of
 from everbeat.domain.pulse.sentences import notice_of, recoveries_say, rescue_of, title_of
 from everbeat.domain.pulse.wording import brief_duration, spoken_way
 from everbeat.domain.recovery.decision import counted_from
 from everbeat.errors.wording import amount, visible_json
 from everbeat.web import rendering
 from everbeat.web.lane_drawing import Axis, axis_of, axis_svg, end_in_words, lane_svg, order_of
-from everbeat.web.live import Parts, Picture
+from everbeat.web.live import Parts, PulsePicture
 from everbeat.web.page import PageResult, Page, Visit
 from everbeat.web.pages.pulse import figures_of, mini_of, ticker_row, times_of, trees_of_workers, vital_html
 from everbeat.web.refusals import RequestRefused
@@ -115,13 +115,13 @@ async def dry_run(visit: Visit) -> PageResult:
     )
 
 
-def _parts(visit: Visit, picture: Picture) -> Parts:
+def _parts(visit: Visit, picture: PulsePicture) -> Parts:
     context = {**_content(visit, picture), **times_of(picture)}
     parts = {name: rendering.fragment(visit, template, context) for name, template in _PARTS.items()}
     return parts | {"live-vital": vital_html(visit, picture)}
 
 
-def _content(visit: Visit, picture: Picture) -> dict[str, Any]:
+def _content(visit: Visit, picture: PulsePicture) -> dict[str, Any]:
     last, trees = picture.memory.last, trees_of_workers(picture)
     totals = totals_of(picture.incidents)
     incident = _chosen(visit, picture)
@@ -137,7 +137,7 @@ def _content(visit: Visit, picture: Picture) -> dict[str, Any]:
     return content | ({} if incident is None else _one(visit, incident, picture, trees))
 
 
-def _chosen(visit: Visit, picture: Picture) -> Incident | None:
+def _chosen(visit: Visit, picture: PulsePicture) -> Incident | None:
     """Return the incident that the address names, by its id or by one of its supervisors and workers, or else the latest."""
     wanted = visit.query.get("incident")
     for incident in picture.incidents:
@@ -146,7 +146,7 @@ def _chosen(visit: Visit, picture: Picture) -> Incident | None:
     return None
 
 
-def _one(visit: Visit, incident: Incident, picture: Picture, trees: dict[str, str]) -> dict[str, Any]:
+def _one(visit: Visit, incident: Incident, picture: PulsePicture, trees: dict[str, str]) -> dict[str, Any]:
     axis = axis_of(incident, now=picture.at)
     shown = _shown(visit, incident)
     lanes = order_of(shown.reruns)[:MOST_LANES]
@@ -184,7 +184,7 @@ def _marks(incident: Incident, axis: Axis) -> list[tuple[str, float, str]]:
 _WORDS_APART: Final = 18
 
 
-def _lane_words(rerun: Rerun, trees: dict[str, str]) -> tuple[str, str, str]:
+def _lane_words(rerun: RecoveryCourse, trees: dict[str, str]) -> tuple[str, str, str]:
     """Return the mark, the words for the end of a lane, and the decision."""
     recovery = rerun.recovery
     mark, words = end_in_words(rerun)
@@ -243,7 +243,7 @@ _DONE: Final = {
 }
 
 
-def _certificate(rerun: Rerun) -> Iterator[tuple[str, str | None]]:
+def _certificate(rerun: RecoveryCourse) -> Iterator[tuple[str, str | None]]:
     """Yield the facts of a death certificate. A fact that is not known is None."""
     death, recovery = certificate_of(rerun.recovery), rerun.recovery
     rss = death.get("last_rss_bytes")

@@ -20,7 +20,7 @@ from everbeat.domain.recovery.liveness import FAREWELL
 from everbeat.errors import UnknownName
 from everbeat.errors.wording import amount
 from everbeat.web import rendering
-from everbeat.web.live import Parts, Picture
+from everbeat.web.live import Parts, PulsePicture
 from everbeat.web.page import PageResult, ActionDone, Page, Visit
 from everbeat.web.pages.pulse import TREE_MARKS, mini_of, times_of, tree_document, vital_html
 from everbeat.web.strip_drawing import mini_svg, slots_svg, sparkline
@@ -166,13 +166,13 @@ def _ordered(visit: Visit, trees: Sequence[Any], what: str) -> ActionDone:
     )
 
 
-def _parts(visit: Visit, picture: Picture) -> Parts:
+def _parts(visit: Visit, picture: PulsePicture) -> Parts:
     context = {**_content(picture), **times_of(picture)}
     parts = {name: rendering.fragment(visit, template, context) for name, template in _PARTS.items()}
     return parts | {"live-vital": vital_html(visit, picture)}
 
 
-def _content(picture: Picture) -> dict[str, Any]:
+def _content(picture: PulsePicture) -> dict[str, Any]:
     live = [trace for trace in picture.memory.traces if trace.tree.ended_at is None]
     names = names_of(trace.tree for trace in picture.memory.traces)
     panels = [_panel(trace, names[trace.tree.id], picture) for trace in sorted(live, key=_order)[:_SHOWN]]
@@ -202,7 +202,7 @@ def _order(trace: TreeTrace) -> tuple[int, str, str]:
     return rank, trace.tree.hostname, trace.tree.id
 
 
-def _panel(trace: TreeTrace, name: str, picture: Picture) -> TreePanel:
+def _panel(trace: TreeTrace, name: str, picture: PulsePicture) -> TreePanel:
     judgement = trace.judgement
     beats = [(picture.at - at).total_seconds() for at, _ in trace.beats]
     is_late = judgement.state in _TROUBLE
@@ -227,7 +227,7 @@ def _panel(trace: TreeTrace, name: str, picture: Picture) -> TreePanel:
     )
 
 
-def _facts(trace: TreeTrace, picture: Picture) -> list[str]:
+def _facts(trace: TreeTrace, picture: PulsePicture) -> list[str]:
     tree, judgement = trace.tree, trace.judgement
     session = (
         "session held" if tree.locked else "session lost" if judgement.session_lost else "no session to watch"
@@ -297,7 +297,7 @@ class Departed(Struct, frozen=True, kw_only=True):
     is_farewell: bool
 
 
-async def _departed(visit: Visit, picture: Picture) -> list[Departed]:
+async def _departed(visit: Visit, picture: PulsePicture) -> list[Departed]:
     supervisors = await visit.app.alist_supervisors(limit=_MOST_LISTED)
     workers = await visit.app.alist_workers(limit=_MOST_LISTED)
     since = picture.at - _DEPARTED
@@ -385,7 +385,7 @@ def _lines(snapshots: Sequence[Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _document(panel: TreePanel, picture: Picture) -> dict[str, Any]:
+def _document(panel: TreePanel, picture: PulsePicture) -> dict[str, Any]:
     return {
         **tree_document(panel.trace, (), picture),
         "says": panel.state,
