@@ -102,6 +102,8 @@ def test_a_sample_writes_nothing(db: StoreHarness) -> None:
         db.connection.execute("set transaction read only")
         db.connection.execute(db.text("pulse/sample"), a_sample().parameters)
         db.connection.execute(db.text("pulse/list_beats"), pulse.stored_beats(window_ms=WINDOW_MS).parameters)
+        row = db.connection.execute("select pg_current_xact_id_if_assigned() is null").fetchone()
+    assert row == (True,)
 
 
 def test_stored_heartbeats_are_listed_oldest_first(db: StoreHarness) -> None:

@@ -19,7 +19,7 @@ from everbeat.domain.pulse.wording import brief_duration, names_of
 from everbeat.errors.wording import amount
 from everbeat.web import rendering, wording
 from everbeat.web.live import Parts, PulsePicture
-from everbeat.web.page import PageResult, Page, Visit
+from everbeat.web.page import Page, PageResult, Visit
 from everbeat.web.strip_drawing import mini_svg, strip_svg
 from everbeat.web.wording import Mark
 

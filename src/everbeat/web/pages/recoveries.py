@@ -22,7 +22,7 @@ from everbeat.errors.wording import amount, visible_json
 from everbeat.web import rendering
 from everbeat.web.lane_drawing import Axis, axis_of, axis_svg, end_in_words, lane_svg, order_of
 from everbeat.web.live import Parts, PulsePicture
-from everbeat.web.page import PageResult, Page, Visit
+from everbeat.web.page import Page, PageResult, Visit
 from everbeat.web.pages.pulse import figures_of, mini_of, ticker_row, times_of, trees_of_workers, vital_html
 from everbeat.web.refusals import RequestRefused
 

@@ -21,7 +21,7 @@ from everbeat.errors import UnknownName
 from everbeat.errors.wording import amount
 from everbeat.web import rendering
 from everbeat.web.live import Parts, PulsePicture
-from everbeat.web.page import PageResult, ActionDone, Page, Visit
+from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.pages.pulse import TREE_MARKS, mini_of, times_of, tree_document, vital_html
 from everbeat.web.strip_drawing import mini_svg, slots_svg, sparkline
 from everbeat.web.wording import Mark
