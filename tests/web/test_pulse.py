@@ -140,7 +140,7 @@ async def test_nothing_is_sampled_without_a_viewer(app: App, db: StoreHarness) -
         await Viewer("/pulse").watch(client, address, until=1)
         while web.live.viewers:
             await asyncio.sleep(0.05)  # the server notices a closed connection later
-        await asyncio.sleep(LINGER_S + EVERY_S)  # then nothing may happen any more
+        await asyncio.sleep(LINGER_S + EVERY_S)  # then sampling has ended
         before = counter.count
         await asyncio.sleep(2 * EVERY_S)  # nothing happens in this time
         assert counter.count == before

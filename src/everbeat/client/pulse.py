@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -33,7 +32,6 @@ SINCE: Final = timedelta(hours=24)
 """How far back incidents are listed."""
 _CALM_S: Final = 15.0
 _BUSY_S: Final = 2.0
-_log = logging.getLogger("everbeat.client")
 
 RunPulse = Callable[[Any], Awaitable[Any]]
 """Runs one statement on the dashboard's connections."""
@@ -131,9 +129,7 @@ class PulseWatch:
             if is_gap:
                 memory.backfill(await self._run(pulse.stored_beats(window_ms=WINDOW_S * 1_000)))
         except DatabaseError as problem:
-            if self.problem is None:
-                _log.warning("pulse_unreadable problem=%s", problem)
-            self.problem = problem
+            self.problem = problem  # the pages show it
             return
         self.problem = None
         self._looked_at = self._clock.monotonic()
