@@ -24,7 +24,8 @@ FILLED = {"id": str(NOBODY), "to": "1", "name": "n", "digest": "0", "value": "1"
 
 def path_of(route: Route) -> str:
     """Return the address of a route with an id that does not exist."""
-    return re.sub(r"\{[^}]*\}", str(NOBODY), route.path)
+    path = re.sub(r"\{[^}]*\}", str(NOBODY), route.path)
+    return f"{path}?once=1" if path.endswith("/stream") else path
 
 
 async def request(visitor: Any, route: Route, *, json: bool) -> httpx.Response:

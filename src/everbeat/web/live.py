@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -19,10 +21,12 @@ from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import PulseMemory
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import SystemClock
+from everbeat.web.page import Visit
 
 if TYPE_CHECKING:
     from everbeat.web.application import Web
 
+_log = logging.getLogger("everbeat.web")
 MOST_INCIDENTS: Final = 1_000
 """How many recoveries of the last 24 hours are grouped into incidents."""
 MOST_VIEWERS: Final = 200
@@ -79,15 +83,17 @@ class Live:
         memory = await watch.look()
         return await self._seen(memory, incidents)
 
-    async def stream(self, key: str, render: Callable[[PulsePicture], Parts], *, calm: bool) -> Response:
+    async def stream(self, visit: Visit, key: str, render: Callable[[PulsePicture], Parts]) -> Response:
         """Return a stream of the parts of a page that changed. `key` names the page and everything that its rendering depends on.
 
-        `calm`: a viewer who wants no motion gets a part only if it changed in more than its times.
+        With `calm` in the address, for a viewer who prefers reduced motion, every tenth look is sent, and those with a recovery. With
+        `once`, the stream ends after the first look.
         """
+        calm, once = (visit.query.get(name) is not None for name in ("calm", "once"))
         watch, incidents = await self._opened()
         if watch.viewers >= MOST_VIEWERS:
             return Response("Too many viewers.", 503, headers={"retry-after": "30"})
-        events = self._events(watch, incidents, f"{key} {calm}", render, every=_CALM_LOOKS if calm else 1)
+        events = self._events(watch, incidents, key, render, every=_CALM_LOOKS if calm else 1, once=once)
         return EventSourceResponse(events, ping=_PING_S, send_timeout=_SEND_TIMEOUT_S)
 
     async def _events(
@@ -98,6 +104,7 @@ class Live:
         render: Callable[[PulsePicture], Parts],
         *,
         every: int,
+        once: bool,
     ) -> AsyncIterator[dict[str, Any]]:
         sent: dict[str, str] = {}
         yield {"event": "hello", "data": "{}", "retry": 1_000}
@@ -107,14 +114,24 @@ class Live:
                 looks += 1
                 if watch.problem is not None:
                     yield {"event": "away", "data": _json({"problem": watch.problem.message})}
+                    if once:
+                        return
                     continue
                 if (looks - 1) % every and not _has_news(watch):
                     continue
-                parts = await self._parts(watch, incidents, key, render)
+                try:
+                    parts = await self._parts(watch, incidents, key, render)
+                except Exception as problem:  # noqa: BLE001 - the message of a defect can contain a payload
+                    frames = "".join(traceback.format_tb(problem.__traceback__))
+                    _log.error("A live page failed with %s:\n%s", type(problem).__name__, frames)
+                    yield {"event": "away", "data": _json({"problem": "this page has a defect"})}
+                    return
                 changed = {name: html for name, html in parts.items() if sent.get(name) != _digest(html)}
                 if changed:
                     sent |= {name: _digest(html) for name, html in changed.items()}
                     yield {"event": "parts", "data": _json(changed)}
+                if once:
+                    return
 
     async def _parts(
         self, watch: PulseWatch, incidents: IncidentWatch, key: str, render: Callable[[PulsePicture], Parts]

@@ -76,8 +76,7 @@ async def show(visit: Visit) -> PageResult:
 
 async def stream(visit: Visit) -> PageResult:
     """Stream the parts of the page that change."""
-    calm = visit.query.get("calm") is not None
-    return await visit.web.live.stream(f"pulse {visit.link('/')}", partial(_parts, visit), calm=calm)
+    return await visit.web.live.stream(visit, f"pulse {visit.link('/')}", partial(_parts, visit))
 
 
 def _parts(visit: Visit, picture: PulsePicture) -> Parts:

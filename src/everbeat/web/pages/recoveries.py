@@ -72,8 +72,7 @@ async def show(visit: Visit) -> PageResult:
 async def stream(visit: Visit) -> PageResult:
     """Stream the parts of the page that change."""
     key = f"recoveries {visit.link('/')} {visit.query.get('incident')} {visit.user.role}"
-    calm = visit.query.get("calm") is not None
-    return await visit.web.live.stream(key, partial(_parts, visit), calm=calm)
+    return await visit.web.live.stream(visit, key, partial(_parts, visit))
 
 
 async def export(visit: Visit) -> PageResult:

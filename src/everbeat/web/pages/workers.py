@@ -86,8 +86,7 @@ async def show(visit: Visit) -> PageResult:
 async def stream(visit: Visit) -> PageResult:
     """Stream the parts of the page that change."""
     key = f"workers {visit.link('/')} {visit.may('operate')} {visit.may('admin')}"
-    calm = visit.query.get("calm") is not None
-    return await visit.web.live.stream(key, partial(_parts, visit), calm=calm)
+    return await visit.web.live.stream(visit, key, partial(_parts, visit))
 
 
 async def show_one(visit: Visit) -> PageResult:
