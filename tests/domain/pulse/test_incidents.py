@@ -84,7 +84,8 @@ def test_a_tree_that_held_nothing_is_an_incident_without_tasks_and_a_farewell_is
 
 
 def test_a_tree_with_recoveries_is_not_listed_twice() -> None:
-    assert len(incidents_of([recovery()], [departed("fra-2", ended_s=43.9)])) == 1
+    (incident,) = incidents_of([recovery()], [departed("fra-2", ended_s=43.9)])
+    assert (incident.kind, incident.tasks) == (IncidentKind.TREE, 1)
 
 
 def test_the_times_of_a_rerun_come_from_the_certificate_and_never_run_backwards() -> None:
