@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -143,8 +143,3 @@ def _with(
 def _add(beats: deque[tuple[datetime, int]], beat: tuple[datetime, int]) -> None:
     if beat[0] not in {at for at, _ in beats}:
         beats.append(beat)
-
-
-def combined(traces: Iterable[TreeTrace]) -> list[datetime]:
-    """Return the times of the heartbeats of all trees together, oldest first."""
-    return sorted({at for trace in traces for at, _ in trace.beats})

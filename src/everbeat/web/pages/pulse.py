@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ from msgspec import Struct
 
 from everbeat.domain.pulse.incident_report import incident_summary
 from everbeat.domain.pulse.incidents import Incident, IncidentKind, Totals, totals_of
-from everbeat.domain.pulse.judging import TreeState
+from everbeat.domain.pulse.judging import TreeState, decides_at
 from everbeat.domain.pulse.memory import TreeTrace
 from everbeat.domain.pulse.sentences import notice_of, outcome_of, pulse_says, rescue_of, title_of
 from everbeat.domain.pulse.strips import Strip, TakeOver, strip_of, takeovers_of
@@ -264,9 +263,6 @@ def tree_document(trace: TreeTrace, rows: Sequence[TreeRow], picture: PulsePictu
     """Return a tree as a document: its state by the rules of the reaper, its heartbeats in the window, and what its strip says."""
     tree, judgement = trace.tree, trace.judgement
     says = next((row.strip.says for row in rows if row.trace is trace), None)
-    decides = (
-        None if judgement.decides_in_s is None else picture.at + timedelta(seconds=judgement.decides_in_s)
-    )
     return {
         "supervisor_id": tree.id,
         "hostname": tree.hostname,
@@ -274,7 +270,7 @@ def tree_document(trace: TreeTrace, rows: Sequence[TreeRow], picture: PulsePictu
         "state": judgement.state,
         "silent_s": judgement.silent_s,
         "beat_interval_s": judgement.beat_s,
-        "age_decides_at": decides,
+        "age_decides_at": decides_at(judgement, at=picture.at),
         "session": "held" if tree.locked else "lost" if judgement.session_lost else "unknown",
         "beat_seq": tree.beat_seq,
         "last_beat_at": tree.last_beat_at,
