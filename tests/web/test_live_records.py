@@ -1,0 +1,80 @@
+"""The pages Pulse, Workers and Recoveries as programs and operators use them: records, one worker, actions, and the export of an incident."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from everbeat.store.target import Target
+from tests.store.conftest import StoreHarness
+from tests.web.conftest import NewVisitor
+
+
+@pytest.fixture
+def db(migrated: Target) -> Iterator[StoreHarness]:
+    connection = migrated.connect("everbeat test")
+    harness = StoreHarness(migrated, connection)
+    harness.supervisor("s1", "w1", "w2")
+    yield harness
+    harness.database.close()
+    connection.close()
+
+
+async def test_pulse_and_workers_answer_the_same_trees_as_records(
+    db: StoreHarness, new_visitor: NewVisitor
+) -> None:
+    db.running("w1")
+    visitor = new_visitor("see")
+    pulse, workers = await visitor.json("/pulse"), await visitor.json("/workers")
+    assert pulse["overdue_leases"] == 0
+    assert pulse["says"].startswith("The only tree beats")
+    assert [tree["supervisor_id"] for tree in pulse["trees"]] == ["s1"]
+    (tree,) = workers["trees"]
+    assert {worker["id"]: worker["running"] for worker in tree["workers"]} == {"w1": 1, "w2": 0}
+
+
+async def test_one_worker_shows_what_it_holds(db: StoreHarness, new_visitor: NewVisitor) -> None:
+    held = db.running("w1")
+    visitor = new_visitor("see")
+    assert [task["id"] for task in (await visitor.json("/workers/w1"))["tasks"]] == [str(held.id)]
+    page = await visitor.get("/workers/w1")
+    assert f"/tasks/{held.id}" in page.text
+    assert (await visitor.json("/workers/nobody", status=404))["error"]["code"] == "UNKNOWN_NAME"
+
+
+async def test_an_operator_quiets_and_resumes_a_tree(db: StoreHarness, new_visitor: NewVisitor) -> None:
+    visitor = new_visitor("operate")
+    assert "claims nothing" in await visitor.act("/workers/s1/quiet")
+    assert db.table("supervisors", "quiet_since is not null") == [(True,)]
+    assert "claims tasks again" in await visitor.act("/workers/s1/resume")
+    assert db.table("supervisors", "quiet_since is null") == [(True,)]
+
+
+async def test_an_admin_releases_a_tree_and_its_task_is_recovered(
+    db: StoreHarness, new_visitor: NewVisitor
+) -> None:
+    held = db.running("w1")
+    assert "1 task recovered" in await new_visitor("admin").act("/workers/s1/release")
+    assert db.row(held.id, "state") in ("PENDING", "FAILED")
+    found = await new_visitor("read").json("/recoveries")
+    assert [each["kind"] for each in found["incidents"]] == ["release"]
+
+
+async def test_an_incident_is_exported_as_markdown_and_json_to_readers_only(
+    db: StoreHarness, new_visitor: NewVisitor
+) -> None:
+    held = db.running("w1")
+    (lease,) = db.leases()
+    db.recover(lease, "retry", noticed_by="session")
+    reader = new_visitor("read")
+    incident = (await reader.json("/recoveries"))["incident"]
+    assert [task["task_id"] for task in incident["tasks"]] == [str(held.id)]
+    text = await reader.get("/recoveries/export", incident=incident["id"])
+    assert text.headers["content-disposition"].startswith("attachment")
+    assert text.text.startswith("# host died")
+    assert (await reader.json("/recoveries/export", incident=incident["id"], **{"as": "json"}))[
+        "id"
+    ] == incident["id"]
+    refused = await new_visitor("see").get("/recoveries/export", incident=incident["id"])
+    assert refused.status_code == 403
