@@ -100,7 +100,7 @@ class Workers:
     def ask(self, text: str, *, note: str | None = None, **kind: Any) -> UUID:
         """Send a task whose code asks a person, and suspend it."""
         claimed = self.start()
-        asked = json.dumps({"text": text, "type": kind, "note": note})
+        asked = json.dumps({"question": text, "type": kind, "note": note})
         event = f"{ANSWER_PREFIX}refund"
         self.db.run(
             steps.wait_for_signal(

@@ -18,7 +18,7 @@ from everbeat.domain.task.states import TaskState, VirtualState
 from everbeat.web.refusals import RequestRefused
 from everbeat.web.requests import FormFields
 
-_PLAIN: Final = ("name", "queue", "key", "workflow", "parent", "worker", "error")
+_PLAIN: Final = ("name", "queue", "key", "workflow", "parent", "batch", "worker", "error")
 _TIMES: Final = ("since", "until")
 STATES: Final = (*(str(each) for each in TaskState), *(str(each) for each in VirtualState))
 LABELS: Final[Mapping[str, str]] = {
@@ -28,6 +28,7 @@ LABELS: Final[Mapping[str, str]] = {
     "key": "key",
     "workflow": "workflow",
     "parent": "parent",
+    "batch": "batch",
     "worker": "worker",
     "error": "error",
     "label": "label",

@@ -41,7 +41,9 @@ def _shown(visit: Visit, question: OpenQuestion) -> OpenQuestion:
     if not visit.hiding.touches(question.name):
         return question
     kind = structs.replace(question.type, choices=None)
-    return structs.replace(question, text=HIDDEN, note=None if question.note is None else HIDDEN, type=kind)
+    return structs.replace(
+        question, question=HIDDEN, note=None if question.note is None else HIDDEN, type=kind
+    )
 
 
 def _sentence(visit: Visit, found: list[OpenQuestion] | None) -> str:
@@ -57,19 +59,19 @@ def _sentence(visit: Visit, found: list[OpenQuestion] | None) -> str:
 async def answer(visit: Visit) -> PageResult:
     """Answer a question of a task. The first answer counts."""
     task_id = to_uuid(visit.path_values["id"], what="task")
-    question = visit.form.get("question")
-    asked = await database_of(visit.app).arun(ask(read_question(task_id, question=question)))
+    step = visit.form.get("step")
+    asked = await database_of(visit.app).arun(ask(read_question(task_id, step=step)))
     if asked is None:
         info = await visit.app.ainfo(task_id)
-        raise NoQuestion(task_id, state=info.state, question=question)
+        raise NoQuestion(task_id, state=info.state, step=step)
     if visit.hiding.touches(asked.name):
         raise RequestRefused(
             403, "PAYLOAD_HIDDEN", "The question is hidden here, so it cannot be answered here."
         )
     value: Any = asked.type.read(visit.form.require("value"))
-    answered = await visit.app.aanswer(task_id, value, question=question, by=visit.user.name)
+    answered = await visit.app.aanswer(task_id, value, step=step, by=visit.user.name)
     return ActionDone(
         goto=visit.link("/inbox"),
         says=f"The answer is stored, and {asked.name} continues.",
-        data={"id": task_id, "question": answered, "by": visit.user.name},
+        data={"id": task_id, "step": answered, "by": visit.user.name},
     )
