@@ -47,7 +47,7 @@ def test_importing_app_costs_little_more_than_importing_its_driver(
     app, driver = app - bare, driver - bare
     with capsys.disabled():
         print(f" from everbeat import App: {app:.0f} ms, {driver:.0f} ms of it psycopg and msgspec", end="")
-    assert app < 2 * driver
+    assert app < 2.2 * driver
 
 
 def test_importing_everbeat_loads_no_heavy_module() -> None:

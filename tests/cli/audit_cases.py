@@ -275,8 +275,8 @@ def delete_schedule(w: World) -> Act:
 
 def backfill(w: World) -> Act:
     name = w.schedule()
-    now = datetime.now(UTC)
-    since, until = now - timedelta(hours=3), now - timedelta(minutes=1)
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    since, until = hour - timedelta(hours=3, minutes=1), hour - timedelta(minutes=30)  # three whole hours
     return Act(
         ("schedules", "backfill", name, "--since", since.isoformat(), "--until", until.isoformat()),
         lambda: w.app.backfill(name, since=since, until=until), "backfill_schedule", name, 3,

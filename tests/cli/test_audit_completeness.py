@@ -25,6 +25,7 @@ from tests.cli.audit_cases import CASES, Act, World, prune
 from tests.migrated import MigratedSchemas
 
 READING = {
+    "metrics", "top", "web",
     "audit", "batches list", "batches show", "bulk list", "bulk show", "check", "dead list", "doctor", "explain", "failures", "inbox list",
     "limits list", "limits show", "queues list", "recoveries list", "recoveries show", "schedules list", "schedules next", "schedules show",
     "schedules ticks", "tasks list", "tasks pauses", "tasks show", "tasks stream", "workers list", "workflows list", "workflows show",

@@ -141,6 +141,7 @@ def test_explain_prints_the_reasons_of_a_waiting_task(everbeat: Command, app: Ap
     found = everbeat("explain", str(task), "--json").assert_code(0).document["explanation"]
     assert list(found) == [
         "task_id", "name", "queue", "state", "at", "reasons", "second_runs", "workflow_id", "workflow", "node",
+        "labels",
     ]  # fmt: skip
     assert (found["workflow_id"], found["workflow"], found["node"]) == (None, None, None)
     (reason,) = found["reasons"]

@@ -129,7 +129,7 @@ def test_cancelled_and_expired_tasks_have_their_own_error_codes(app: App, db: St
         work.with_options(good_until=datetime.now(UTC) - timedelta(seconds=1)).send(),
     )
     cancelled.cancel()
-    assert db.run(tasks.expire(channel=db.target.channel)) == [late.id]
+    assert [each.id for each in db.run(tasks.expire(channel=db.target.channel))] == [late.id]
     for handle, code in ((cancelled, TASK_CANCELLED), (late, TASK_EXPIRED)):
         with pytest.raises(TaskFailed) as failure:
             handle.result(timeout=10)

@@ -26,6 +26,7 @@ from everbeat.client.database_access import database_of
 from everbeat.client.overview import Overview, TreeLoad, overview
 from everbeat.domain.inspection import RecoveryInfo
 from everbeat.errors import DatabaseError
+from everbeat.errors.wording import amount
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -88,7 +89,7 @@ def frame(found: Overview, *, width: int | None, height: int) -> list[Text]:
     if found.trees:
         lines += _table([_tree_row(each) for each in found.trees[:room]], width=width)
         if len(found.trees) > room:
-            lines.append(Text(f"… and {len(found.trees) - room:,} more trees", style="dim"))
+            lines.append(Text(f"… and {amount(len(found.trees) - room, 'more tree')}", style="dim"))
     else:
         lines.append(Text("No supervisor runs.", style="bold red"))
     lines += [Text(), Text("Latest recoveries", style="bold")]
@@ -103,7 +104,7 @@ def _summary(found: Overview) -> list[Text]:
     if found.oldest_due_s is not None:
         oldest = f"oldest {duration(found.oldest_due_s)} in {found.oldest_queue}"
     return [
-        Text.assemble(f"{brief_moment(found.at)}   {len(found.trees):,} trees   leases: ", overdue),
+        Text.assemble(f"{brief_moment(found.at)}   {amount(len(found.trees), 'tree')}   leases: ", overdue),
         Text(
             f"each second: {found.started / 60:.1f} started, {found.completed / 60:.1f} completed, "
             f"{found.failed / 60:.1f} failed, {found.retried / 60:.1f} retried"

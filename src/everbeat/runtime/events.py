@@ -384,6 +384,7 @@ LOGGERS: Final = (
             "maintenance",
             "supervisor",
             "worker",
+            "web",
         )
     ),
     "everbeat.embedded.server",

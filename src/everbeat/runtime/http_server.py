@@ -52,7 +52,7 @@ class HttpAnswer(Struct, frozen=True):
     content_type: str = PLAIN
 
 
-Route = Callable[[], HttpAnswer]
+Responder = Callable[[], HttpAnswer]
 """A function that answers the requests for one path. It is called in the server's thread."""
 
 
@@ -116,7 +116,7 @@ class HttpServer:
     def __init__(
         self,
         listening: list[socket.socket],
-        routes: Mapping[str, Route],
+        routes: Mapping[str, Responder],
         *,
         name: str,
         act: Callable[[], object] | None = None,

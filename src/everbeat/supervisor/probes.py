@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from everbeat.domain.metrics.text import CONTENT_TYPE
 from everbeat.domain.probes import ProbeVerdict, SupervisorFacts, liveness, readiness, startup
 from everbeat.errors import ConfigurationError, Problem
-from everbeat.runtime.http_server import JSON, HttpAnswer, HttpServer, Route, listen, shown_address
+from everbeat.runtime.http_server import JSON, HttpAnswer, HttpServer, Responder, listen, shown_address
 from everbeat.runtime.service_manager import ServiceManager
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Probes:
         if manager is not None and manager.watchdog_s is not None:
             every_s = min(every_s, manager.watchdog_s / _WATCHDOG_SHARE)
         acts = file is not None or manager is not None
-        self.routes: dict[str, Route] = {
+        self.routes: dict[str, Responder] = {
             "/livez": lambda: _answer(self.liveness()),
             "/readyz": lambda: _answer(readiness(self._facts, now=monotonic())),
             "/startupz": lambda: _answer(startup(self._facts)),

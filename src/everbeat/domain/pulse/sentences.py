@@ -56,7 +56,7 @@ def pulse_says(
         return Said(
             "late", "No worker tree is running, so no task runs.", "Start one: everbeat worker MODULE:APP."
         )
-    trees = "The only tree beats" if len(live) == 1 else f"All {len(live)} trees beat"
+    trees = "The only tree beats" if len(live) == 1 else f"All {amount(len(live), 'tree')} beat"
     return Said("live", f"{trees}, and no work is stuck with the dead.", rest)
 
 
@@ -82,7 +82,8 @@ def workers_say(traces: Sequence[TreeTrace], *, names: dict[str, str]) -> Said:
     busy = sum(worker.running for trace in live for worker in trace.crew)
     slots = [trace.slots for trace in live if trace.slots is not None]
     free = f"; {amount(sum(slots) - busy, 'slot')} free" if slots and sum(slots) >= busy else ""
-    return Said("live", f"{'The only tree beats' if len(live) == 1 else f'All {len(live)} trees beat'}{free}")
+    beats = "The only tree beats" if len(live) == 1 else f"All {amount(len(live), 'tree')} beat"
+    return Said("live", f"{beats}{free}")
 
 
 def recoveries_say(totals: Totals, *, overdue: int) -> Said:
@@ -225,7 +226,7 @@ def _others_beat(
 
 
 def _all_beat(count: int) -> str:
-    return "The other tree beats." if count == 1 else f"All {count} other trees beat."
+    return "The other tree beats." if count == 1 else f"All {amount(count, 'other tree')} beat."
 
 
 def _named(traces: Sequence[TreeTrace], names: dict[str, str]) -> str:

@@ -1,5 +1,5 @@
--- List indexes of the schema whose build did not finish. Indexes of tables on which a session is currently building an index are left out,
--- and so are indexes of partitioned tables, which can be made for the partitions to come only.
+-- List indexes of the schema whose build did not finish. Indexes of tables on which a session is currently building an index are left out.
+-- So are indexes of partitioned tables, which can be made for the partitions to come only.
 select c.relname
 from pg_index i
 join pg_class c on c.oid = i.indexrelid

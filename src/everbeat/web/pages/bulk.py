@@ -69,7 +69,9 @@ async def act_on_ticked(visit: Visit, verb: BulkVerb) -> PageResult:
         )
     if len(ids) > _MOST_TICKED:
         fix = "use filters, and act on all that match."
-        raise RequestRefused(400, "OUT_OF_RANGE", f"More than {_MOST_TICKED} tasks are ticked.", fix=fix)
+        raise RequestRefused(
+            400, "OUT_OF_RANGE", f"More than {amount(_MOST_TICKED, 'task')} are ticked.", fix=fix
+        )
     act = _on_one(visit, verb)
     done: list[str] = []
     refused: dict[str, str] = {}
