@@ -156,6 +156,7 @@ def test_a_table_is_complete_on_a_wide_terminal_and_in_a_pipe(scene: WideScene, 
     assert QUEUE in wide
 
 
+@pytest.mark.long
 def test_every_short_id_of_a_table_is_accepted_by_the_command_that_shows_it(
     scene: WideScene, everbeat: Command
 ) -> None:  # J10

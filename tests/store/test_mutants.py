@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -678,18 +676,6 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-def half_of_each_promise(mutants: list[Mutant]) -> list[Any]:
-    """Mark every second of the mutants that break the same promise for the long tests."""
-    seen: Counter[str] = Counter()
-    chosen = []
-    for mutant in mutants:
-        code = mutant.check.__code__  # type: ignore[attr-defined]
-        promise = next((name for name in code.co_names if name.startswith("test_")), code.co_name)
-        chosen.append(pytest.param(mutant, marks=pytest.mark.long) if seen[promise] % 2 else mutant)
-        seen[promise] += 1
-    return chosen
-
-
 @pytest.fixture
 def scenario(
     database_url: str, migrated_schemas: MigratedSchemas, monkeypatch: pytest.MonkeyPatch
@@ -739,7 +725,8 @@ def notices(mutant: Mutant, db: StoreHarness) -> bool:
     return breaches(db.connection, db.target.schema) != []
 
 
-@pytest.mark.parametrize("mutant", half_of_each_promise(MUTANTS), ids=lambda mutant: mutant.why)
+@pytest.mark.long
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.why)
 def test_a_mutant_of_an_sql_statement_fails_its_test(
     mutant: Mutant, scenario: Callable[[Mutant | None], StoreHarness]
 ) -> None:
