@@ -403,12 +403,12 @@ MUTANTS = [
         signals.test_a_wait_that_begins_while_a_signal_is_stored_receives_it,
     ),
     Mutant(
-        "a signal that does not lock out the wait of its target", "schema/0009_liveness/93_send_signal",
+        "a signal that does not lock out the wait of its target", "schema/0017_history/20_send_signal",
         "where t.id = target_id for no key update", "where t.id = target_id",
         signals.test_a_wait_that_begins_while_a_signal_is_stored_receives_it,
     ),
     Mutant(
-        "a signal that wakes only suspended tasks", "schema/0009_liveness/93_send_signal",
+        "a signal that wakes only suspended tasks", "schema/0017_history/20_send_signal",
         "and t.waits_for = event and t.state in ('PENDING', 'CLAIMED', 'RUNNING')", "and t.waits_for = event and t.state = 'PENDING'",
         signals.test_a_suspension_that_begins_while_a_signal_is_stored_receives_it,
     ),
