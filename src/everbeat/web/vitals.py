@@ -11,14 +11,13 @@ from msgspec import Struct
 
 from everbeat.app import App
 from everbeat.domain.inspection import QueueInfo, SupervisorInfo
+from everbeat.domain.recovery.liveness import FAREWELL
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import SystemClock
 
 _FRESH_S: Final = 2.0
 _DEAD_FOR: Final = timedelta(hours=1)
 """For how long the header counts a death."""
-FAREWELL: Final = "left"
-"""How a supervisor ends that says farewell."""
 _MOST_TREES: Final = 1_000
 _MOST_COUNTED: Final = 1_000
 """The tasks of a queue and state are counted up to this number. Every page waits for the header."""

@@ -12,32 +12,13 @@ from markupsafe import Markup
 from msgspec import Struct
 
 from everbeat.domain.documents import plain_value
+from everbeat.domain.pulse.wording import brief_duration
 from everbeat.errors.wording import visible
-
-_MINUTE: Final = 60
-_HOUR: Final = 3_600
-_DAY: Final = 86_400
 
 
 def span(seconds: float | None) -> str:
-    """Return a duration with at most two units: "0.4 s", "46 s", "9 m 22 s", "3 d 4 h". Return a dash for None."""
-    if seconds is None:
-        return "–"
-    seconds = max(seconds, 0.0)
-    if seconds < 0.01:
-        return "0 s"
-    if seconds < 10:
-        return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds * 1_000:.0f} ms"
-    whole = round(seconds)
-    for unit, name, smaller, small in (
-        (_DAY, "d", _HOUR, "h"),
-        (_HOUR, "h", _MINUTE, "m"),
-        (_MINUTE, "m", 1, "s"),
-    ):
-        if whole >= unit:
-            rest = whole % unit // smaller
-            return f"{whole // unit:,} {name} {rest} {small}" if rest else f"{whole // unit:,} {name}"
-    return f"{whole} s"
+    """Return a duration as `brief_duration` does, or a dash for None."""
+    return "–" if seconds is None else brief_duration(seconds)
 
 
 def ago(moment: datetime | None, now: datetime) -> str:
