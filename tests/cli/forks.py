@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 
 import msgspec
@@ -132,9 +133,19 @@ def _become(order: Order) -> None:
         os._exit(code)
 
 
-if __name__ == "__main__":
-    from everbeat.cli.main import COMMANDS, load_command
+def _load() -> None:
+    """Import what commands import. The parser of the command line imports a third of it when it parses its first options."""
+    from everbeat.cli.main import COMMANDS, load_command, main
 
     for command in COMMANDS:
         load_command(command)
+    arguments, sys.argv = sys.argv, ["everbeat", "tasks", "list", "--limit", "wrong"]
+    with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere), suppress(SystemExit):
+        main()
+    sys.argv = arguments
+    gc.freeze()  # otherwise the collector of each child copies the memory of all that is loaded
+
+
+if __name__ == "__main__":
+    _load()
     _serve(int(sys.argv[1]))

@@ -528,6 +528,5 @@ def test_a_program_that_waits_for_a_task_is_notified_when_a_newer_task_cancels_i
     with db.target.connect("everbeat listener") as listener:
         listener.execute(f'listen "{db.target.channel}"'.encode())
         db.claim(names=("preview",), starts=0)
-        heard = {note.payload for note in listener.notifies(timeout=10, stop_after=1)}
-    assert heard == {f"d:{older.id}"}
+        assert any(note.payload == f"d:{older.id}" for note in listener.notifies(timeout=10))
     assert older.info().state == "CANCELLED"

@@ -96,13 +96,18 @@ def test_a_resource_that_breaks_later_is_the_start_problem_of_the_tree(
     os.kill(row["pid"], signal.SIGKILL)
 
     def problem() -> str:
-        (found,) = program.app.list_supervisors(ended=False)
-        return found.start_problem or ""
+        """Return the stored reason; a supervisor that the machine froze for long registers again, and is not listed meanwhile."""
+        found = program.app.list_supervisors(ended=False)
+        if not found:
+            import time; time.sleep(5)
+            print("EMPTY", tree.process.poll(), program.app.list_supervisors(), program.app.list_supervisors(ended=False), tree.output()[-5000:])
+            raise AssertionError("empty")
+        return next((each.start_problem or "" for each in program.app.list_supervisors(ended=False)), "")
 
     scenario.until(problem, within=40, what="the reason is stored", tree=tree)
     assert problem().startswith("Resource 'inner' (")
     (scenario.gates / "broken").unlink()
-    scenario.until(lambda: not problem(), within=90, what="a worker again", tree=tree)
+    scenario.until(lambda: scenario.workers(tree) and not problem(), within=90, what="a worker again", tree=tree)
 
 
 def test_a_resource_that_does_not_close_is_reported_and_delays_the_shutdown_by_seconds_only(
