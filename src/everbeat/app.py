@@ -21,6 +21,7 @@ from everbeat.assembly.app_definition import (
     retry_of,
     settings_or_default,
     stall_timeout_ms_of,
+    tracing_of,
 )
 from everbeat.client.app_methods import OperatorMethods, TaskMethods
 from everbeat.client.batches import BatchMethods
@@ -57,6 +58,7 @@ from everbeat.domain.task.definition import TaskDefinition
 from everbeat.domain.task.policy import OnCrash, TaskOptions, with_retry_of_app
 from everbeat.domain.task.retry import RetryPolicy
 from everbeat.domain.task.uniqueness import OnDuplicate, UniqueFor
+from everbeat.domain.tracing.model import Tracer
 from everbeat.errors.wording import amount
 from everbeat.nats.options import NatsConfig
 from everbeat.store.address import NOWHERE, AutoMigrate, DatabaseAddress
@@ -93,6 +95,7 @@ class App(
     them.
     `payload_limit`: the maximum JSON size of a task's arguments, and of its result.
     `patience`: how long a call waits for a database that does not respond.
+    `tracing`: one or more tracers, such as `everbeat.tracing.OpenTelemetry()`. If None, nothing is traced.
     `retry`: the retry policy of tasks that are registered without `retry`. A task with `retry=None` never retries.
 
     Raises WrongDatabaseURL or ConfigurationError if an argument is invalid.
@@ -118,6 +121,7 @@ class App(
         auto_migrate: AutoMigrate = "create",
         payload_limit: str | int = DEFAULT_LIMIT,
         patience: Duration = "5s",
+        tracing: Tracer | Sequence[Tracer] | None = None,
         name: str | None = None,
     ) -> None:
         self.recovery = settings_or_default(recovery, RecoveryConfig, subject="App.recovery")
@@ -147,8 +151,9 @@ class App(
             lambda: call_patience(patience, subject="App.patience"), otherwise=DEFAULT_PATIENCE_S
         )
         self._workers_in_process: WeakSet[InProcessWorker] = WeakSet()
-        self._hooks = HookRegistry()
-        self._surroundings = Surroundings()
+        self._tracing = make_or_gather(lambda: tracing_of(tracing), otherwise=None)
+        self._hooks = HookRegistry(self._tracing)
+        self._surroundings = Surroundings(self._tracing)
         self._alive_within_ms = self.recovery.claimed_stale_threshold_ms
         self._queue_priorities = {queue.name: queue.priority for queue in self.queue_configs}
         self._database = DatabaseAccess(address, auto_migrate=self.auto_migrate, patience_s=patience_s)
@@ -164,6 +169,7 @@ class App(
             stall_timeout_ms=self.stall_timeout_ms,
             queues=self.queue_configs,
             limits=LimitBook.of(limits, self.queue_configs),
+            tracing=self._tracing,
         )
         self._registry = Registry(self._sender)
         self._schedules = ScheduleRegistry(self._sender)

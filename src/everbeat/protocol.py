@@ -22,6 +22,7 @@ from everbeat.domain.recovery.hooks import (
 from everbeat.domain.schedule.model import Declared
 from everbeat.domain.series import RateCounts
 from everbeat.domain.task.context_backend import EmittedItem, StepAnswer, StepQuestion
+from everbeat.domain.tracing.model import TracedAttempt
 from everbeat.errors import StopReason
 
 LeaseKey = tuple[UUID, UUID]
@@ -343,7 +344,7 @@ class TellHooks(ProcessMessage, frozen=True):
 
 
 class RunAttempt(ProcessMessage, frozen=True):
-    """Run this attempt. `args` and `labels` are the task's arguments and labels as JSON text."""
+    """Run this attempt. `args` and `labels` are the task's arguments and labels as JSON text. `traced` is set if the app has a tracer."""
 
     task_id: UUID
     claim_id: UUID
@@ -358,6 +359,7 @@ class RunAttempt(ProcessMessage, frozen=True):
     tick: datetime | None = None
     retries_left: int | None = None
     labels: str | None = None
+    traced: TracedAttempt | None = None
 
 
 class LeaveIdle(ProcessMessage, frozen=True):

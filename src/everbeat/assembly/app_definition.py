@@ -22,9 +22,12 @@ from everbeat.domain.task.failure_handler import StoredHandler
 from everbeat.domain.task.middleware import Middleware
 from everbeat.domain.task.policy import LONGEST_TIMEOUT_S, SHORTEST_STALL_S, OnCrash
 from everbeat.domain.task.retry import RetryPolicy
+from everbeat.domain.tracing.model import Tracer
+from everbeat.domain.tracing.tracing import Tracing
 from everbeat.errors import ConfigurationError, WorkerError
 from everbeat.nats.options import NatsConfig
 from everbeat.runtime.resources import ResourceSet
+from everbeat.runtime.tracing_log import log_tracer_failure
 from everbeat.store.address import AutoMigrate, DatabaseAddress
 
 _PROGRAM: Final = "__main__"
@@ -191,6 +194,18 @@ def nats_of(wake: str | NatsConfig | None, recovery: RecoveryConfig) -> NatsConf
     if found is not None and (problems := found.problems(recovery)):
         raise ConfigurationError(list(problems))
     return found
+
+
+def tracing_of(given: Tracer | Sequence[Tracer] | None) -> Tracing | None:
+    """Return the tracers of an app, or None without any. Raises ConfigurationError if one of them is not a tracer."""
+    if given is None:
+        return None
+    fix = "pass everbeat.tracing.OpenTelemetry(), or an object of a class that inherits from everbeat.tracing.Tracer"
+    tracers = [given] if isinstance(given, Tracer) else given
+    if not isinstance(tracers, Sequence) or not all(isinstance(each, Tracer) for each in tracers):
+        rule = f"must be a tracer or a sequence of tracers, not of type {type(given).__name__}"
+        raise refused(given, subject="App.tracing", code="WRONG_TYPE", rule=rule, fix=fix)
+    return Tracing(tracers, log_tracer_failure) if tracers else None
 
 
 def distinct_queues(queues: Sequence[QueueConfig]) -> tuple[QueueConfig, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, final
@@ -17,6 +18,7 @@ from everbeat.client.handle import Handle, to_batch_id
 from everbeat.client.sender import CallSender, calls_of
 from everbeat.client.sent_together import longest_patience_s
 from everbeat.client.task import Call
+from everbeat.client.traced_sends import traced
 from everbeat.client.unique_sending import key_moves, require_plain
 from everbeat.client.waiter import Deadline
 from everbeat.domain.batch import BatchCallback, BatchInfo
@@ -27,7 +29,7 @@ from everbeat.errors import BatchNotFound, BatchSealed, PayloadError, WaitTimeou
 from everbeat.runtime.clock import Backoff
 from everbeat.store import batches
 from everbeat.store.plan import Action, Plan, ask
-from everbeat.store.tasks import KEY_TRIES
+from everbeat.store.tasks import KEY_TRIES, NewTask
 
 R = TypeVar("R")
 
@@ -255,6 +257,9 @@ class Batch(DatabaseMethods):
                     fix="leave with_options(connection=...) out.",
                 )
         new = yield from self._sender.new_tasks(calls)
+        return (yield from traced(self._sender.tracing, new, partial(self._sent_new, calls)))
+
+    def _sent_new(self, calls: list[Call[R]], new: Sequence[NewTask]) -> Plan[list[Handle[R]]]:
         sent = batches.SentToBatch([], None)
         for _ in range(KEY_TRIES):
             sent = yield from ask(batches.send_to_batch(self.id, new, channel=self._database.channel))

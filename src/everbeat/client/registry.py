@@ -18,6 +18,7 @@ from everbeat.domain.task.definition import CallCodec, TaskDefinition, encode_an
 from everbeat.domain.task.failure_handler import StoredHandler
 from everbeat.domain.task.policy import TaskOptions
 from everbeat.domain.task.signature import is_async_function, location_of
+from everbeat.domain.tracing.tracing import Tracing
 from everbeat.domain.typed_json import LARGEST_BYTES, encode_json
 from everbeat.errors import PayloadError, RegistrationError
 from everbeat.errors.wording import nearest
@@ -236,9 +237,10 @@ _GIVEN: Final[Mapping[HookKind, str]] = {
 
 
 class HookRegistry:
-    """The registry of an app's recovery hooks."""
+    """The registry of an app's recovery hooks. The `tracing` of the app is passed on with the hooks."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracing: Tracing | None = None) -> None:
+        self._tracing = tracing
         self._recovery: dict[str | None, Hook] = {}
         self._others: dict[HookKind, Hook] = {}
 
@@ -248,6 +250,7 @@ class HookRegistry:
             recovery=dict(self._recovery),
             interrupted=self._others.get("on_interrupted"),
             recovered=self._others.get("on_recovered"),
+            tracing=self._tracing,
         )
 
     def deciding(self, function: D | None = None, /, *, task: str | None = None) -> Any:

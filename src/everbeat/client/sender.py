@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from everbeat.client.sent_together import longest_patience_s, one_connection, re
 from everbeat.client.stored_options import StoredOptions, StoredOptionsOfTasks
 from everbeat.client.task import Call, Task
 from everbeat.client.task_ids import TaskIds
+from everbeat.client.traced_sends import traced
 from everbeat.client.unique_sending import key_moves, require_key, require_plain, send_unique
 from everbeat.config import QueueConfig
 from everbeat.domain.labels import encode_labels
@@ -34,6 +36,7 @@ from everbeat.domain.task.argument_digest import digest_of_values
 from everbeat.domain.task.context_backend import NewChild
 from everbeat.domain.task.failure_handler import StoredHandler
 from everbeat.domain.task.policy import OnCrash
+from everbeat.domain.tracing.tracing import Tracing
 from everbeat.domain.workflow.graph import TaskSpec
 from everbeat.errors import LimitFull, PayloadError
 from everbeat.errors.wording import nearest
@@ -140,12 +143,14 @@ class CallSender:
         stall_timeout_ms: int | None,
         queues: Sequence[QueueConfig] = (),
         limits: LimitBook | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.limits = LimitBook() if limits is None else limits
         self.declarations = LimitDeclarations(operations.database, self.limits)
         self.handlers = FailureHandlers(self._node_spec)
         self.payload_limit = operations.payload_limit
         self.around_send: list[AroundSend] = []
+        self.tracing = tracing
         self._operations = operations
         self._database = operations.database
         self._ids = TaskIds(SystemClock())
@@ -336,7 +341,10 @@ class CallSender:
         return outgoing(call, self.around_send) if self.around_send else call
 
     def _send(self, call: Call[R]) -> Plan[Handle[R]]:
-        task = self._new_task(call)
+        return (yield from traced(self.tracing, [self._new_task(call)], partial(self._send_new, call)))
+
+    def _send_new(self, call: Call[R], new: Sequence[NewTask]) -> Plan[Handle[R]]:
+        (task,) = new
         joined = call.connection is not None
         if self._queue_limits:
             yield from self._admitted([task], is_joined=joined)
@@ -381,6 +389,11 @@ class CallSender:
         if not calls:
             return []
         new = yield from self.new_tasks(calls, is_joined=is_joined)
+        return (yield from traced(self.tracing, new, partial(self._send_all_new, calls, is_joined)))
+
+    def _send_all_new(
+        self, calls: Sequence[Call[R]], is_joined: bool, new: Sequence[NewTask], /
+    ) -> Plan[list[Handle[R]]]:
         if not all(call.settings.is_plain for call in calls):
             return (yield from self._send_unique(calls, new, is_joined))
         ids: list[UUID | None] = []

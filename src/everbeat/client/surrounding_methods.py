@@ -19,6 +19,7 @@ from everbeat.domain.settings.settings import StandIn, make_or_gather
 from everbeat.domain.task.context import Context
 from everbeat.domain.task.middleware import Middleware, around_run
 from everbeat.domain.task.signature import is_async_function, location_of
+from everbeat.domain.tracing.tracing import Tracing
 from everbeat.domain.user_context_managers import ManagerFactory, manager_factory
 from everbeat.errors import RegistrationError
 from everbeat.runtime.blocking import refuse_in_loop
@@ -42,14 +43,15 @@ RecoveredT = TypeVar("RecoveredT", bound=RecoveredHook)
 class Surroundings:
     """The resources and the middleware of an app, in the order of their declaration."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracing: Tracing | None = None) -> None:
         self.resources = ResourceSet()
+        self._tracing = tracing
         self._around_run: list[ManagerFactory] = []
 
     @property
     def middleware(self) -> Middleware:
-        """Return the middleware that has been registered so far."""
-        return Middleware(tuple(self._around_run))
+        """Return the tracers, and the middleware that has been registered so far."""
+        return Middleware(tuple(self._around_run), self._tracing)
 
     def add_resource(self, function: Any) -> Resource[Any]:
         """Add the resource that a user's function opens. Raises RegistrationError if the function is unsuitable."""

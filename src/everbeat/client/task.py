@@ -123,6 +123,11 @@ class LocalBackend:
         """Await the awaitable for at most `timeout_s` seconds and return its result."""
         return await in_time(awaitable, timeout_s=timeout_s, late=late)
 
+    @property
+    def tracing(self) -> None:
+        """Return None, because no attempt is running."""
+        return
+
     def ask(self, request: Any) -> Any:
         """Raise AssertionError, because there is no worker to ask."""
         raise AssertionError(request)

@@ -47,6 +47,7 @@ from everbeat.errors.tasks import TaskStopped as TaskStopped
 from everbeat.errors.tasks import TaskSuspended as TaskSuspended
 from everbeat.errors.tasks import UnknownTask as UnknownTask
 from everbeat.errors.tasks import WaitTimeout as WaitTimeout
+from everbeat.errors.tracing import OpenTelemetryNotInstalled as OpenTelemetryNotInstalled
 from everbeat.errors.tree import AmbiguousId as AmbiguousId
 from everbeat.errors.tree import AppClosed as AppClosed
 from everbeat.errors.tree import AppNotFound as AppNotFound

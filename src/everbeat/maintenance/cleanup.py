@@ -19,10 +19,10 @@ from everbeat.maintenance.counting import LOWEST_ID, MOST_COUNTED, pruned, unsur
 from everbeat.recovering.observer import ONE_TRY, RecoveryEnvironment, Statements
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event
-from everbeat.store import history, retention, tasks, workers
+from everbeat.store import expiry, history, retention, workers
+from everbeat.store.expiry import ExpiredTask
 from everbeat.store.retention import PruneStep, RemainingSession, TaskIdBounds
 from everbeat.store.statement import Statement
-from everbeat.store.tasks import ExpiredTask
 
 _BATCH: Final = 200
 _LONGEST_EXPIRY_INTERVAL_S: Final = 15.0
@@ -41,7 +41,7 @@ class Expirer:
     async def tick(self) -> float | None:
         """Expire all late tasks, unless it is another supervisor's turn."""
         if await self._environment.take_turn(self.name, interval_s=self.interval_s):
-            late = tasks.expire(channel=self._environment.channel, limit=_BATCH)
+            late = expiry.expire(channel=self._environment.channel, limit=_BATCH)
             while len(await self._expire(late)) == _BATCH:
                 pass
         return None

@@ -97,7 +97,10 @@ class LocalHooks:
         return dict(one for one in answers if one is not None)
 
     async def interrupted(self, contexts: Sequence[RecoveryContext]) -> None:
-        """Call the `on_interrupted` hook, if any, for each of these tasks, which recovery took from their workers."""
+        """Call the tracers and the `on_interrupted` hook, if any, for each of these tasks, which recovery took from their workers."""
+        if (tracing := self._hooks.tracing) is not None:
+            found = [context._traced for context in contexts if context._traced is not None]
+            await asyncio.to_thread(tracing.recovered, found)
         hook = self._hooks.interrupted
         if hook is None:
             return

@@ -45,6 +45,7 @@ from everbeat.recovering.orders import (
     is_killed_by_us,
     order_for,
 )
+from everbeat.recovering.traced import with_traces
 from everbeat.runtime.clock import Backoff
 from everbeat.runtime.events import Event, TaskRecovered
 from everbeat.runtime.failure_log import task_failure
@@ -201,12 +202,7 @@ class Recoverer:
         return len(result.landed)
 
     async def recover_attempt(
-        self,
-        task_id: UUID,
-        claim_id: UUID,
-        death: Death,
-        *,
-        died_at: float | None = None,
+        self, task_id: UUID, claim_id: UUID, death: Death, *, died_at: float | None = None
     ) -> Recovered | Literal["left"] | None:
         """Recover one attempt whose task process died or whose code stalled, retrying until this succeeds.
 
@@ -338,7 +334,7 @@ class Recoverer:
         if not result.landed:
             return
         if self._hooks.scopes.interrupted:
-            await self._hooks.interrupted(result.contexts)
+            await self._hooks.interrupted(await with_traces(self.environment, result.contexts))
         if self._hooks.scopes.recovered:
             await self._hooks.recovered(
                 SweepSummary(

@@ -14,7 +14,7 @@ from everbeat.store import rows
 from everbeat.store.inspection import Candidate, candidates
 from everbeat.store.rows import Row
 from everbeat.store.statement import Statement
-from everbeat.store.tasks import NewTask, insert_tasks
+from everbeat.store.tasks import NewTask, insert_tasks, traced_if
 
 MOST_BATCHES: Final = 20
 SendVerdict: TypeAlias = Literal["open", "sealed"]
@@ -55,7 +55,8 @@ def send_to_batch(batch_id: UUID, new: Sequence[NewTask], *, channel: str) -> St
         return SentToBatch(plain.read(found), next(row[3] for row in found if row[1] is None))
 
     parameters = {**plain.parameters, "batch_id": batch_id}
-    return Statement("task/insert_tasks", parameters, read, hints=plain.hints)
+    name = traced_if(new, name="task/insert_tasks")
+    return Statement(name, parameters, read, hints=plain.hints)
 
 
 def seal_batch(batch_id: UUID) -> Statement[bool]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everbeat.store import rows
 from everbeat.store.rows import Row
@@ -25,6 +25,9 @@ CLAIM_BYTES: Final = 16 * 1024 * 1024
 The first task is returned even if it is larger.
 """
 
+_CONTEXT_PLACE: Final = 22
+"""The place of the part "context" in a row, which is after `labels`."""
+
 
 class Claimed(Struct, frozen=True):
     """A task that this worker has just claimed. `args`, `policy`, `checkpoint` and `labels` are JSON text.
@@ -37,7 +40,7 @@ class Claimed(Struct, frozen=True):
     long. A repeated claim returns None for `is_cut` and `looked_s`. `is_marked`: only workers whose code meets the task's needs can claim
     the task. `tick`: the tick of the schedule that sent the task. `due_queues`: the queues that have the most urgent tasks, if there are more
     than 64 of them; only one task of a claim has it. `line_floors`: for the next claims, where the ready lines begin; only one
-    task of a claim has it.
+    task of a claim has it. `context`: the carrier and other facts for tracers, as JSON text, if the claim asked for them.
     """
 
     id: UUID
@@ -67,6 +70,7 @@ class Claimed(Struct, frozen=True):
     due_queues: list[str] | None = None
     line_floors: str | None = None
     lines_changed: bool | None = None
+    context: str | None = None
 
 
 def claim(
@@ -88,6 +92,7 @@ def claim(
     most_bytes: int = CLAIM_BYTES,
     marked: Sequence[MarkedGroup] = (),
     with_lines: bool = True,
+    with_context: bool = False,
 ) -> Statement[list[Claimed]]:
     """Claim up to `limit` due tasks with these names, ordered by queue priority, then task priority, then enqueue time.
 
@@ -97,7 +102,7 @@ def claim(
     checkpoints exceed `most_bytes` in total, but always includes the first task. Marked tasks are claimed only if they belong to one of
     the `marked` groups. Queues of equal priority take turns, beginning after `after_queue`. The hints about lines that this worker cannot
     serve are sent to `channel`. Tasks with limits are claimed only if they start with the claim. Without `with_lines`, tasks with a serial
-    key or limits are not claimed, and the claim does not report whether lines have changed.
+    key or limits are not claimed, and the claim does not report whether lines have changed. `with_context`: return what tracers need.
     """
     parameters = {
         "worker_id": worker_id, "claim_call": claim_call, "names": list(names), "limit": limit,
@@ -110,7 +115,7 @@ def claim(
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> list[Claimed]:
-        claimed = [Claimed(*row) for row in found]
+        claimed = [_traced(*row) if with_context else Claimed(*row) for row in found]
         claimed.sort(
             key=lambda task: (
                 queue_priorities.get(task.queue, 100),
@@ -122,8 +127,15 @@ def claim(
         return claimed
 
     # Even if there is nothing to find, each of these parts takes a tenth of a claim's time.
-    omitted = [part for part, is_needed in (("marked", bool(marked)), ("lines", with_lines)) if not is_needed]
+    parts = (("marked", bool(marked)), ("lines", with_lines), ("context", with_context))
+    omitted = [part for part, is_needed in parts if not is_needed]
     return Statement(without(*omitted, name="task/claim_tasks"), parameters, read)
+
+
+def _traced(*row: Any) -> Claimed:
+    """Return the task of a row with the part "context", which follows the columns that each row has."""
+    claimed = Claimed(*row[:_CONTEXT_PLACE], *row[_CONTEXT_PLACE + 1 :])
+    return structs.replace(claimed, context=row[_CONTEXT_PLACE])
 
 
 def suspects_wait(

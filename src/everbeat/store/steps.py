@@ -136,8 +136,12 @@ def send_child(
     parameters = {
         "id": task_id, "claim_id": claim_id, "step": step, "channel": channel, **structs.asdict(child)
     }  # fmt: skip
-    name = "step/send_child" if in_batch else without("batch", name="step/send_child")
-    return Statement(name, parameters, _child)
+    omitted = [
+        part
+        for part, is_needed in (("batch", in_batch), ("context", child.context is not None))
+        if not is_needed
+    ]
+    return Statement(without(*omitted, name="step/send_child"), parameters, _child)
 
 
 def send_children(
@@ -154,9 +158,13 @@ def send_children(
         "id": task_id, "claim_id": claim_id, "step": portion.name, "batch_id": portion.batch_id, "digest": portion.digest,
         "is_last": portion.is_last, "ids": uuids(portion.ids), "kinds": integers(numbers),
         "args": json_array([child.args.encode() for child in portion.children]), "channel": channel,
+        "contexts": json_array([None if child.context is None else child.context.encode() for child in portion.children]),
         **dict(zip(_KIND, columns, strict=True)),
     }  # fmt: skip
-    return Statement("step/send_children", parameters, lambda found: bool(found[0][0]) if found else None)
+    name = "step/send_children"
+    if all(child.context is None for child in portion.children):
+        name = without("context", name=name)
+    return Statement(name, parameters, lambda found: bool(found[0][0]) if found else None)
 
 
 _KIND: Final = (

@@ -24,7 +24,7 @@ _QUEUE_CHARACTERS: Final = 1_000
 
 
 class NewTask(Struct, frozen=True, kw_only=True):
-    """A task to send. `args`, `policy`, `flags` and `labels` are JSON text.
+    """A task to send. `args`, `policy`, `flags`, `labels` and `context` are JSON text.
 
     The task is due at `run_at`, or `delay_ms` milliseconds after the database's current time. `serial` is the task's serial line. The tasks
     of a line run one at a time. `gates` and `costs` are the texts of arrays: what the task must pass to start, and the permits that it takes.
@@ -45,6 +45,8 @@ class NewTask(Struct, frozen=True, kw_only=True):
     gates: str | None = None
     costs: str | None = None
     labels: str | None = None
+    context: str | None = None
+    """The carrier of the send, if it is traced."""
 
 
 _Kind: TypeAlias = tuple[Any, ...]
@@ -113,7 +115,8 @@ def insert_task(task: NewTask, *, channel: str, joined: bool = False) -> Stateme
     """
     texts = {"args": _text(task.args), "policy": _text(task.policy), "flags": _text(task.flags)}
     parameters = structs.asdict(task) | texts | {"channel": channel, "joined": joined}
-    return Statement("task/insert_task", parameters, _first_id, hints=hints_of([task.queue], joined=joined))
+    hints = hints_of([task.queue], joined=joined)
+    return Statement(traced_if([task], name="task/insert_task"), parameters, _first_id, hints=hints)
 
 
 def insert_unless_full(
@@ -132,12 +135,23 @@ def insert_unless_full(
         task_id, name, gate, concurrency, cost, *_ = found[0]
         return FullGate(gate, concurrency, cost) if task_id is None else SentTask(rows.as_uuid(task_id), name)
 
-    return Statement("task/insert_unless_full", parameters, read, hints=hints_of([task.queue], joined=joined))
+    hints = hints_of([task.queue], joined=joined)
+    return Statement(traced_if([task], name="task/insert_unless_full"), parameters, read, hints=hints)
 
 
 def sent_before(task: NewTask) -> Statement[UUID | None]:
     """Return the id of the task that prevented this one from being inserted."""
     return Statement("task/find_sent_task", {"id": task.id, "name": task.name, "key": task.key}, _first_id)
+
+
+def traced_if(tasks: Iterable[NewTask], *, name: str) -> str:
+    """Return the name of the statement, without the part that stores carriers if no task has one."""
+    return name if any(task.context is not None for task in tasks) else without("context", name=name)
+
+
+def contexts_of(tasks: Iterable[NewTask]) -> str:
+    """Return the carriers of the tasks as the text of one JSON array."""
+    return json_array([None if task.context is None else task.context.encode() for task in tasks])
 
 
 def hints_of(queues: Iterable[str], *, joined: bool) -> Sequence[str]:
@@ -176,7 +190,7 @@ def insert_tasks(
         "policies": [_text(each) for each in policies], "flags": [_text(each) for each in flags],
         "good_until": list(good_until), "run_at": list(run_at), "delay_ms": integers(delay_ms), "serials": list(serials),
         "gates": list(gates), "costs": list(costs), "labels": list(labels),
-        "channel": channel, "joined": joined,
+        "contexts": contexts_of(tasks), "channel": channel, "joined": joined,
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> list[UUID | None]:
@@ -189,7 +203,7 @@ def insert_tasks(
             return [task.id for task in tasks]
         return [others.get(task.id, task.id) for task in tasks]
 
-    name = without("batch", name="task/insert_tasks")
+    name = traced_if(tasks, name=without("batch", name="task/insert_tasks"))
     return Statement(name, parameters, read, hints=hints_of(queues, joined=joined))
 
 
@@ -265,20 +279,6 @@ def retry(task_id: UUID, *, channel: str, call: UUID) -> Statement[RetryVerdict 
         return RetryVerdict(workflow_id, TaskState(was), retried, other, is_moved)
 
     return Statement("task/retry_task", {"id": task_id, "call": call, "channel": channel}, read)
-
-
-class ExpiredTask(Struct, frozen=True):
-    """A task that has expired."""
-
-    id: UUID
-    queue: str
-    name: str
-
-
-def expire(*, channel: str, limit: int = 200) -> Statement[list[ExpiredTask]]:
-    """Expire a batch of late tasks, and return them."""
-    given = {"channel": channel, "limit": limit}
-    return Statement("task/expire_tasks", given, lambda found: [ExpiredTask(*row[:3]) for row in found])
 
 
 def _text(data: bytes | None) -> Any:

@@ -11,7 +11,7 @@ from everbeat.domain.task.uniqueness import OnDuplicate
 from everbeat.store import rows
 from everbeat.store.rows import Row
 from everbeat.store.statement import Statement, integers, json_array, uuids
-from everbeat.store.tasks import NewTask, hints_of
+from everbeat.store.tasks import NewTask, contexts_of, hints_of, traced_if
 
 
 class UniqueTask(Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ def insert_unique_tasks(
         "unique_for": [each.unique_for for each in asked], "on_duplicate": [each.on_duplicate for each in asked],
         "at_latest_ms": integers([each.at_latest_ms for each in asked]), "channel": channel, "joined": joined,
         "gates": [task.gates for task in tasks], "costs": [task.costs for task in tasks],
-        "labels": [task.labels for task in tasks],
+        "labels": [task.labels for task in tasks], "contexts": contexts_of(tasks),
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> list[UUID | None]:
@@ -55,7 +55,8 @@ def insert_unique_tasks(
         return [others.get(task.id, task.id) for task in tasks]
 
     hints = hints_of([task.queue for task in tasks], joined=joined)
-    return Statement("task/insert_unique_tasks", parameters, read, hints=hints)
+    name = traced_if(tasks, name="task/insert_unique_tasks")
+    return Statement(name, parameters, read, hints=hints)
 
 
 def task_with_key(name: str, key: str) -> Statement[UUID | None]:

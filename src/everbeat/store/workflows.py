@@ -87,12 +87,13 @@ def insert(
     parent_task: UUID | None = None,
     largest: int | None = None,
     joined: bool = False,
+    context: str | None = None,
 ) -> Statement[StartedWorkflow | None]:
     """Start a workflow. Return None if a workflow with the same key has just ended; in that case, repeat the statement.
 
     `given` is the workflow's input as JSON text. `parent_task` is the task that starts the workflow. `largest` is the maximum size of one
     node's arguments in bytes of JSON, including the results that the node receives. If `joined` is set, the statement is part of a larger
-    transaction and itself notifies the workers. The start of a child needs no hint.
+    transaction and itself notifies the workers. The start of a child needs no hint. `context` is the carrier of a traced start.
     """
     kinds: dict[TaskSpec, int] = {}
     specs = [
@@ -106,7 +107,7 @@ def insert(
         "success": msgspec.json.encode(graph.success).decode() if graph.success else None,
         "output": graph.output, "node_count": len(graph.nodes), "input": None if given is None else given.decode(),
         "parent_id": None if parent is None else parent[0], "parent_node": None if parent is None else parent[1],
-        "parent_task_id": parent_task, "largest": largest, "joined": joined, "labels": graph.labels,
+        "parent_task_id": parent_task, "largest": largest, "joined": joined, "labels": graph.labels, "context": context,
         "tasks": [kind.name for kind in kinds], "queues": [kind.queue for kind in kinds],
         "priorities": [kind.priority for kind in kinds], "options": json_array([_options(kind) for kind in kinds]),
         "node_names": [node.name for node in graph.nodes], "node_kinds": [node.kind for node in graph.nodes],

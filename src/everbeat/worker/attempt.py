@@ -21,6 +21,7 @@ from everbeat.domain.task.context import Context
 from everbeat.domain.task.context_backend import EmittedItem
 from everbeat.domain.task.definition import CallCodec, TaskDefinition
 from everbeat.domain.task.policy import RunIn, StoredPolicy
+from everbeat.domain.tracing.tracing import Tracing
 from everbeat.errors import DatabaseError, PayloadError, StopReason, TaskStopped
 from everbeat.errors.wording import storable
 from everbeat.protocol import Answer, LeaseKey, Request
@@ -214,7 +215,9 @@ SUSPEND_PATIENCE_S: Final = 2.0
 
 
 class RequestHandler(Protocol):
-    """Answers requests from running task code."""
+    """Answers requests from running task code. `tracing` are the tracers of the app."""
+
+    tracing: Tracing | None
 
     def submit(self, attempt: Attempt, request: Request) -> Future[Answer]:
         """Start answering a request and return a future for the answer. Safe to call from any thread.
@@ -248,8 +251,7 @@ class StopRequest(Struct):
 class Attempt(RequestingBackend):
     """A lease that this worker holds, and the state of its attempt.
 
-    Except for `progress`, attributes change only in the loop's thread; task code reads them from any thread. Initial values are
-    class attributes, because creating an attempt must be cheap.
+    Except for `progress`, attributes change only in the loop's thread. Class attributes are their initial values, which cost no time.
     """
 
     stage: Stage = Stage.CLAIMED
@@ -395,6 +397,11 @@ class Attempt(RequestingBackend):
             _backend=self,
             _work=PartialWork.from_json(self.task.checkpoint),
         )
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """Return the tracers of the app, or None if it has none."""
+        return self.requests.tracing
 
     def stop_reason(self) -> StopReason | None:
         """Return why the code should stop, or None if it should not. Called by the code's Context."""

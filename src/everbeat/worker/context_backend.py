@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
+from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 from uuid import UUID
 
 from everbeat.domain.task.checkpoint import Checkpoint as Finished
 from everbeat.domain.task.context_backend import RESULT, Completion, StepAnswer, StepQuestion, TaskCommit
 from everbeat.domain.task.definition import CallCodec
+from everbeat.domain.tracing.tracing import Tracing
 from everbeat.errors import CommitRefused, DatabaseError, PayloadError, TaskStopped, TaskSuspended
 from everbeat.protocol import (
     Answer,
@@ -49,6 +51,11 @@ class RequestingBackend(ABC):
     """A base class for backends that send the requests of running code to the worker."""
 
     __slots__ = ()
+
+    @property
+    @abstractmethod
+    def tracing(self) -> Tracing | None:
+        """Return the tracers of the app, or None if it has none."""
 
     @property
     @abstractmethod
@@ -102,7 +109,8 @@ class RequestingBackend(ABC):
 
     def commit(self, connection: object) -> TaskCommit:
         """Return the context manager that commits the task on this connection."""
-        return UserTransaction(connection, AttemptCommit(self), line=self)
+        transaction = UserTransaction(connection, AttemptCommit(self), line=self)
+        return transaction if self.tracing is None else TracedCommit(transaction, self.tracing)
 
     def check(self, answer: Answer) -> None:
         """Raise the matching error if the worker refused the request."""
@@ -129,6 +137,54 @@ class RequestingBackend(ABC):
 
     def _checkpoint(self, checkpoint: Finished) -> StoreCheckpoint:
         return StoreCheckpoint(self.lease[1], next(_TICKETS), checkpoint.number, checkpoint.data.decode())
+
+
+class TracedCommit:
+    """A commit that is surrounded by tracers."""
+
+    def __init__(self, commit: TaskCommit, tracing: Tracing) -> None:
+        self._commit = commit
+        self._around = tracing.committing()
+
+    def __enter__(self) -> Completion:
+        self._around.__enter__()
+        try:
+            return self._commit.__enter__()
+        except BaseException as problem:
+            self._around.__exit__(type(problem), problem, problem.__traceback__)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._ending(kind, error, trace):
+            self._commit.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> Completion:
+        self._around.__enter__()
+        try:
+            return await self._commit.__aenter__()
+        except BaseException as problem:
+            self._around.__exit__(type(problem), problem, problem.__traceback__)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._ending(kind, error, trace):
+            await self._commit.__aexit__(kind, error, trace)
+
+    @contextmanager
+    def _ending(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Iterator[None]:
+        """Exit the tracers with the error of the commit, if it fails, or else with that of the block."""
+        try:
+            yield
+        except BaseException as problem:
+            self._around.__exit__(type(problem), problem, problem.__traceback__)
+            raise
+        self._around.__exit__(kind, error, trace)
 
 
 class AttemptCommit:

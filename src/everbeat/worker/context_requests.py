@@ -286,6 +286,7 @@ class ContextRequests:
         lifecycle: AttemptLifecycle,
         shutdown: Shutdown,
     ) -> None:
+        self.tracing = environment.plan.middleware.tracing
         self._session = environment.session
         self._scope = environment.scope
         self._clock = environment.clock

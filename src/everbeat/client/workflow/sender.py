@@ -19,6 +19,7 @@ from everbeat.domain.settings.checks import public
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.task.argument_digest import digest_of_values
 from everbeat.domain.task.context_backend import NewWorkflow
+from everbeat.domain.tracing.model import TracedWorkflow
 from everbeat.domain.workflow.graph import Graph, TaskSpec, crowded_node, encode
 from everbeat.errors import PayloadError, SendError
 from everbeat.errors.wording import amount
@@ -125,7 +126,19 @@ class WorkflowSender:
         return WorkflowHandle(workflow_id, operations=self._operations, decode=decode)
 
     def _stored(self, graph: Graph, options: StartSettings) -> Plan[UUID]:
-        workflow_id, key = self._sender.ids.next(), options.key
+        workflow_id, tracing = self._sender.ids.next(), self._sender.tracing
+        if tracing is None:
+            return (yield from self._inserted(workflow_id, graph, options, None))
+        whole = TracedWorkflow(
+            name=graph.name, workflow_id=workflow_id, nodes=len(graph.nodes), key=options.key
+        )
+        with tracing.starting(whole) as context:
+            return (yield from self._inserted(workflow_id, graph, options, context))
+
+    def _inserted(
+        self, workflow_id: UUID, graph: Graph, options: StartSettings, context: str | None
+    ) -> Plan[UUID]:
+        key = options.key
         statement = insert(
             workflow_id,
             graph,
@@ -133,6 +146,7 @@ class WorkflowSender:
             key=key,
             largest=self._sender.payload_limit,
             joined=options.connection is not None,
+            context=context,
         )
         for _ in range(KEY_TRIES):
             started = yield from ask(statement)

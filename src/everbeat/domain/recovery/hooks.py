@@ -15,6 +15,8 @@ from everbeat.domain.settings.checks import optional, whole
 from everbeat.domain.settings.settings import Settings, by, checked
 from everbeat.domain.settings.units import When, to_when
 from everbeat.domain.task.states import TaskState
+from everbeat.domain.tracing.model import TracedRecovery
+from everbeat.domain.tracing.tracing import Tracing
 
 MOST_ATTEMPTS: Final = 32_767
 CALLS_AT_ONCE: Final = 16
@@ -95,6 +97,7 @@ class RecoveryContext(Struct, frozen=True, kw_only=True):
     reason: InterruptionReason
     cause: str
     noticed_by: str
+    _traced: TracedRecovery | None = None
 
 
 class SweepSummary(Struct, frozen=True, kw_only=True):
@@ -122,12 +125,16 @@ class Hook(Struct, frozen=True, kw_only=True):
 
 
 class HookScopes(Struct, frozen=True, kw_only=True):
-    """Which hooks the app has registered. This information is sent to processes that cannot call the hooks, such as the supervisor."""
+    """Which hooks the app has registered, and whether it has tracers, which also get the calls of the `on_interrupted` hooks.
+
+    This information is sent to processes that cannot call the hooks, such as the supervisor.
+    """
 
     every_task: bool = False
     tasks: tuple[str, ...] = ()
     interrupted: bool = False
     recovered: bool = False
+    traced: bool = False
 
     def decides(self, name: str) -> bool:
         """Return whether a hook decides about tasks with this name."""
@@ -135,11 +142,12 @@ class HookScopes(Struct, frozen=True, kw_only=True):
 
 
 class HookSet(Struct, frozen=True, kw_only=True):
-    """The hooks of one app. A hook for one task function overrides the hook for all tasks."""
+    """The hooks and the tracers of one app. A hook for one task function overrides the hook for all tasks."""
 
     recovery: Mapping[str | None, Hook] = field(default_factory=dict)
     interrupted: Hook | None = None
     recovered: Hook | None = None
+    tracing: Tracing | None = None
 
     def for_task(self, name: str) -> Hook | None:
         """Return the hook that decides about tasks with this name, or None."""
@@ -151,7 +159,8 @@ class HookSet(Struct, frozen=True, kw_only=True):
         return HookScopes(
             every_task=None in self.recovery,
             tasks=tuple(sorted(name for name in self.recovery if name is not None)),
-            interrupted=self.interrupted is not None,
+            interrupted=self.interrupted is not None or self.tracing is not None,
+            traced=self.tracing is not None,
             recovered=self.recovered is not None,
         )
 

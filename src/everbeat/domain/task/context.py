@@ -34,7 +34,7 @@ from everbeat.domain.task.step_runner import StepPlan, StepRunner
 from everbeat.domain.task.steps import StepBook, StepOptions, checked_name, name_of, require_callable
 from everbeat.domain.task.streams import StreamBook, StreamMethods
 from everbeat.domain.task.task_batch import ChildCall, TaskBatch
-from everbeat.errors import EverbeatError, NonDeterministic, OutsideTask, PayloadError
+from everbeat.errors import EverbeatError, NonDeterministic, OutsideTask, PayloadError, StopReason
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -114,6 +114,10 @@ class Context(Struct, StreamMethods, AskMethods, GatherMethods, frozen=True, kw_
     def cancelled(self) -> bool:
         """Return whether the task should stop because of cancellation, a timeout, a stall, a lost lease, or the worker's shutdown."""
         return self._backend.stop_reason() is not None
+
+    def _trace_ids(self) -> tuple[str, str] | None:
+        tracing = self._backend.tracing
+        return None if tracing is None else tracing.ids()
 
     def check_cancelled(self) -> None:
         """Raise TaskStopped if the task should stop.
@@ -435,6 +439,10 @@ class ContextSource:
     def misfit(self) -> NonDeterministic | None:
         """Return how the code has deviated from the records of earlier attempts, or None if it has not."""
         return self._made["made"]._book.misfit if self._made else None
+
+    def stop_reason(self) -> StopReason | None:
+        """Return why the code was asked to stop, or None. Makes the Context if the code has not needed it."""
+        return self.get()._backend.stop_reason()
 
     def begin(self, home: int) -> None:
         """Record the strand in which the code starts."""

@@ -11,6 +11,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from everbeat.domain.task.checkpoint import Checkpoint
+from everbeat.domain.tracing.tracing import Tracing
 from everbeat.errors import StopReason, TaskError, TaskSuspended
 
 RESULT: Final = "completion.result"
@@ -81,7 +82,7 @@ class FailedTry(Struct, frozen=True):
 
 
 class NewChild(Struct, frozen=True, kw_only=True):
-    """A child task to send. `args`, `policy`, `flags` and `labels` are JSON text. `digest` is the digest of the arguments.
+    """A child task to send. `args`, `policy`, `flags`, `labels` and `context` are JSON text. `digest` is the digest of the arguments.
 
     `gates` and `costs` are the texts of arrays.
     """
@@ -99,6 +100,7 @@ class NewChild(Struct, frozen=True, kw_only=True):
     gates: str | None = None
     costs: str | None = None
     labels: str | None = None
+    context: str | None = None
 
 
 class ChildEnd(Struct, frozen=True, array_like=True):
@@ -287,6 +289,11 @@ class ContextBackend(Protocol):
 
     Any thread can call `report_progress`, `emit` and `stop_reason`, so they must not block.
     """
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """Return the tracers of the app, or None if it has none."""
+        ...
 
     def report_progress(self, *, stage: str, fraction: float | None, message: str) -> None: ...
 

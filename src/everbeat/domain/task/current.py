@@ -27,6 +27,9 @@ class CurrentAttempt(Protocol):
     def worker_id(self) -> str:
         """Return the id of the worker that runs it."""
 
+    def _trace_ids(self) -> tuple[str, str] | None:
+        """Return the trace id and the span id of the running code, or None if the app has no tracer."""
+
 
 make_current: Final[ContextVar[Callable[[], CurrentAttempt] | None]] = ContextVar(
     "everbeat_context", default=None

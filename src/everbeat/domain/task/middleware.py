@@ -10,6 +10,7 @@ from msgspec import Struct
 from everbeat.domain.task.context import Context
 from everbeat.domain.task.context_backend import is_suspension
 from everbeat.domain.task.ending import ending_of
+from everbeat.domain.tracing.tracing import Tracing
 from everbeat.domain.user_context_managers import ManagerFactory, manager_factory
 from everbeat.errors import MIDDLEWARE_FAILED, TaskError
 from everbeat.errors.wording import class_name, safe_text
@@ -35,9 +36,13 @@ class MiddlewareFailed(TaskError):
 
 
 class Middleware(Struct, frozen=True):
-    """The functions around the code of an app's attempts, in the order of their declaration: the first one is the outermost."""
+    """The functions around the code of an app's attempts, in the order of their declaration: the first one is the outermost.
+
+    `tracing`, if any, is around all of them.
+    """
 
     around_run: tuple[ManagerFactory, ...] = ()
+    tracing: Tracing | None = None
 
     def applied_to(self, *, is_async: bool) -> tuple[ManagerFactory, ...]:
         """Return the functions that apply to a task function: an async one applies to async task functions only."""

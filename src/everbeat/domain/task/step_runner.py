@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from random import Random
 from typing import Any, Final, TypeAlias, TypeVar, final
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.json import decode, encode
 
+from everbeat.domain.labels import decode_labels
 from everbeat.domain.plan import aperform, perform
 from everbeat.domain.settings.units import Duration, milliseconds, spelled_duration, to_milliseconds
 from everbeat.domain.task.argument_digest import digest_of_call
@@ -54,6 +55,7 @@ from everbeat.domain.task.steps import (
     place_of,
     require_carried,
 )
+from everbeat.domain.tracing.model import TracedSend
 from everbeat.domain.typed_json import TypedJson
 from everbeat.errors import EventTimeout, PayloadError, TaskStopped
 from everbeat.errors.wording import amount, storable
@@ -125,7 +127,7 @@ class StepRunner(Struct, frozen=True, eq=False):
             return known
 
         def call() -> R:
-            with inside(step.name, strand=self.backend.strand()):
+            with self._traced(step.name), inside(step.name, strand=self.backend.strand()):
                 returned: R = step.fn()
                 return returned
 
@@ -160,14 +162,15 @@ class StepRunner(Struct, frozen=True, eq=False):
                 return fn()
 
         async def call() -> Any:
-            value = fn if is_async_function(fn.func) else await self.backend.in_thread(in_thread)
-            with inside(name, strand=self.backend.strand()):
-                if value is not fn:
-                    return await value if inspect.isawaitable(value) else value
-                if (limit_s := step.timeout_s) is None:
-                    return await fn()
-                late = f"Step {name!r} of task {self.task_name!r} ran longer than its timeout of {spelled_duration(limit_s)}."
-                return await self.backend.in_time(fn(), timeout_s=limit_s, late=late)
+            with self._traced(name):
+                value = fn if is_async_function(fn.func) else await self.backend.in_thread(in_thread)
+                with inside(name, strand=self.backend.strand()):
+                    if value is not fn:
+                        return await value if inspect.isawaitable(value) else value
+                    if (limit_s := step.timeout_s) is None:
+                        return await fn()
+                    late = f"Step {name!r} of task {self.task_name!r} ran longer than its timeout of {spelled_duration(limit_s)}."
+                    return await self.backend.in_time(fn(), timeout_s=limit_s, late=late)
 
         value = await _Tries(self, step).arun(call)
         await self.arun(self._record(step, value))
@@ -230,8 +233,13 @@ class StepRunner(Struct, frozen=True, eq=False):
 
         Raises PayloadError if this task belongs to no batch.
         """
-        question = SendChild(self.book.draw("child", child.name), child, in_batch)
-        return self._own("child", question, child.digest)
+        name = self.book.draw("child", child.name)
+
+        def ask() -> StepPlan[StepAnswer]:
+            with self._sending([child]) as (sent,):
+                return (yield SendChild(name, sent, in_batch))
+
+        return self._own("child", name, child.digest, ask)
 
     def gather(self, children: Sequence[NewChild]) -> StepPlan[list[tuple[UUID, ChildEnd]]]:
         """Send children, wait until all of them have ended, and return their ids and outcomes in order.
@@ -248,10 +256,10 @@ class StepRunner(Struct, frozen=True, eq=False):
         ids = given.ids(batch_id)
         if begun is None or begun.state == "OPEN":
             for part in portions(children):
-                some = tuple(children[part])
-                yield SendChildren(
-                    name, batch_id, ids[part], some, given.digest, is_last=part.stop == len(children)
-                )
+                with self._sending(children[part], ids[part]) as some:
+                    yield SendChildren(
+                        name, batch_id, ids[part], some, given.digest, is_last=part.stop == len(children)
+                    )
                 self.check_cancelled()
         yield JoinChildren(name, batch_id)
         self.check_cancelled()
@@ -276,18 +284,22 @@ class StepRunner(Struct, frozen=True, eq=False):
 
     def start(self, workflow: NewWorkflow, *, named: str | None = None) -> StepPlan[UUID]:
         """Start a workflow, unless an earlier attempt started it, and return its id."""
-        question = StartWorkflow(self.book.draw("child", named or workflow.name), workflow)
-        return self._own("workflow", question, workflow.digest)
+        name = self.book.draw("child", named or workflow.name)
 
-    def _own(self, title: str, question: SendChild | StartWorkflow, digest: str | None) -> StepPlan[UUID]:
+        def ask() -> StepPlan[StepAnswer]:
+            return (yield StartWorkflow(name, workflow))
+
+        return self._own("workflow", name, workflow.digest, ask)
+
+    def _own(
+        self, title: str, name: str, digest: str | None, ask: Callable[[], StepPlan[StepAnswer]]
+    ) -> StepPlan[UUID]:
         yield from self._read()
         self.check_cancelled()
-        found = self.book.find_matching(
-            "child", question.name, digest=digest, task_name=self.task_name, title=title
-        )
+        found = self.book.find_matching("child", name, digest=digest, task_name=self.task_name, title=title)
         if found is not None:
             return UUID((found.result or "").strip('"'))
-        answer = yield question
+        answer = yield from ask()
         if answer.child is None:
             raise PayloadError(
                 f"Task {self.task_name!r} belongs to no batch, so it cannot add tasks to it.",
@@ -333,7 +345,35 @@ class StepRunner(Struct, frozen=True, eq=False):
         found = self.book.find_step(step.place, digest=step.digest, task_name=self.task_name)
         if found is None:
             self.check_cancelled()
+        elif (tracing := self.backend.tracing) is not None:
+            tracing.step_recorded(step.name)
         return found
+
+    def _traced(self, name: str) -> AbstractContextManager[object]:
+        tracing = self.backend.tracing
+        return nullcontext() if tracing is None else tracing.step(name)
+
+    @contextmanager
+    def _sending(
+        self, children: Sequence[NewChild], ids: Sequence[UUID] = ()
+    ) -> Iterator[tuple[NewChild, ...]]:
+        """Surround the request that sends these children, and give them with their carriers."""
+        tracing = self.backend.tracing
+        if tracing is None or not children:
+            yield tuple(children)
+            return
+        sends = [
+            TracedSend(
+                name=child.name, queue=child.queue, task_id=ids[place] if ids else None, size=len(child.args), key=child.key,
+                labels=decode_labels(child.labels), parent_id=self.task_id,
+            )
+            for place, child in enumerate(children)
+        ]  # fmt: skip
+        with tracing.sending(sends) as contexts:
+            yield tuple(
+                structs.replace(child, context=context)
+                for child, context in zip(children, contexts, strict=True)
+            )
 
     def _record(self, step: _StepCall, value: object) -> StepPlan[None]:
         result = encode_result(step.codec, value, step=step.name, task_name=self.task_name).decode()

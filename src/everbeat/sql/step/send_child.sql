@@ -3,7 +3,7 @@
 -- UUIDv7. The child inherits the parent's labels. As with a normal send, a live task with the same name and key is returned instead. Return the id and the verdict: sent, cancelled
 -- (the parent has a cancel request), or again. After `again`, repeat the call, because another transaction is changing the same rows.
 -- The part "batch" adds the child to the parent's batch, even if the batch is sealed: it cannot end while the parent runs. If the parent has no batch,
--- the verdict is no_batch.
+-- the verdict is no_batch. The part "context" stores a carrier, for workers that trace.
 with held as materialized (
     select t.id, t.attempt, t.labels, t.cancel_requested_at is not null as is_cancelled,
         encode(
@@ -26,6 +26,9 @@ with held as materialized (
         -- [batch
         , batch_id
         -- batch]
+        -- [context
+        , context
+        -- context]
     )
     select
         h.child_id, %(name)s::text, %(queue)s::text, %(priority)s::smallint, %(args)s::text::json, %(key)s::text, %(policy)s::text::json,
@@ -36,6 +39,9 @@ with held as materialized (
         -- [batch
         , h.batch_id
         -- batch]
+        -- [context
+        , %(context)s::text::json
+        -- context]
     from held h
     where not h.is_cancelled and not exists (select from known)
         -- [batch

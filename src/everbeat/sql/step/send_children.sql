@@ -1,6 +1,7 @@
 -- Send a portion of the children of a gather: each only once across all the task's attempts, because the task derives their ids. The first
 -- portion records the gather and its batch, and the last one seals the batch. Requires the parent's current claim_id; no row means a lost
 -- lease. Return whether the parent has a cancel request; then nothing is sent. Lock order: batch, then task.
+-- The part "context" stores carriers, for workers that trace.
 with whole as materialized (
     select b.id from {schema}.batches b where b.id = %(batch_id)s for no key update
 ), held as materialized (
@@ -26,14 +27,28 @@ with whole as materialized (
 ), sent as (
     insert into {schema}.tasks (
         id, name, queue, priority, args, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, parent_id, gates, costs, batch_id, labels
+        -- [context
+        , context
+        -- context]
     )
     select
         r.id, k.name, k.queue, k.priority, r.args, k.policy::json, k.flags::json, k.good_until, k.serial, statement_timestamp(),
         statement_timestamp(), case when k.serial is not null then statement_timestamp() end, h.id, k.gates::text[], k.costs::integer[],
         %(batch_id)s, coalesce(h.labels || k.labels::jsonb, h.labels, k.labels::jsonb)
+        -- [context
+        , nullif(r.context::text, 'null')::json
+        -- context]
     from rows from (
         unnest(%(ids)s::text::uuid[], %(kinds)s::text::bigint[]), json_array_elements(%(args)s::text::json)
-    ) as r (id, kind, args)
+        -- [context
+        , json_array_elements(%(contexts)s::text::json)
+        -- context]
+    ) as r (
+        id, kind, args
+        -- [context
+        , context
+        -- context]
+    )
     join kinds k on k.kind = r.kind
     cross join held h
     where not h.is_cancelled

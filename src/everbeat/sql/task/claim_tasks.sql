@@ -236,6 +236,12 @@ with recursive caller as materialized (
     returning t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
         t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, coalesce(t.workflow_id, t.batch_id),
         {schema}.is_marked(t.needs), t.tick, t.labels::text
+        -- [context
+        , json_build_object(
+            'carrier', case when octet_length(t.context::text) <= 16384 then t.context end, 'sent_at', t.sent_at, 'key', left(coalesce(t.key, t.unique_key), 1000),
+            'schedule', t.schedule, 'workflow_id', t.workflow_id, 'node', t.node, 'parent_id', t.parent_id
+        )::text as context
+        -- context]
 -- [lines
 ), unused as (
     insert into {schema}.line_changes (line, gates, at)
@@ -262,7 +268,14 @@ from (
     union all
     select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
         t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, coalesce(t.workflow_id, t.batch_id),
-        {schema}.is_marked(t.needs), t.tick, t.labels::text, null, null, null
+        {schema}.is_marked(t.needs), t.tick, t.labels::text
+        -- [context
+        , json_build_object(
+            'carrier', case when octet_length(t.context::text) <= 16384 then t.context end, 'sent_at', t.sent_at, 'key', left(coalesce(t.key, t.unique_key), 1000),
+            'schedule', t.schedule, 'workflow_id', t.workflow_id, 'node', t.node, 'parent_id', t.parent_id
+        )::text as context
+        -- context]
+        , null, null, null
         -- [lines
         , null
         -- lines]

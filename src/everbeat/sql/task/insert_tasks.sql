@@ -3,6 +3,7 @@
 -- given, after one row for the notifications. They are sent only in the user's own transaction (`joined`; see task/insert_task).
 -- The part "batch" adds the tasks to a batch, unless it is sealed. A seal waits for the lock of the batch, so no send is left behind it. The
 -- first row then contains the batch's verdict. A send without a batch leaves the part out.
+-- The part "context" stores carriers, for senders that trace.
 with kinds as (
     select k.*, k.delay_ms * interval '1 millisecond' as delay
     from unnest(
@@ -12,9 +13,20 @@ with kinds as (
     ) with ordinality as k (name, queue, priority, key, policy, flags, good_until, run_at, delay_ms, serial, gates, costs, labels, kind)
 ), asked as (
     select r.id, r.args, k.*
+        -- [context
+        , nullif(r.context::text, 'null')::json as context
+        -- context]
     from rows from (
         unnest(%(ids)s::text::uuid[], %(kinds)s::text::bigint[]), json_array_elements(%(args)s::text::json)
-    ) as r (id, kind, args)
+        -- [context
+        , json_array_elements(%(contexts)s::text::json)
+        -- context]
+    ) as r (
+        id, kind, args
+        -- [context
+        , context
+        -- context]
+    )
     join kinds k on k.kind = r.kind
 -- [batch
 ), batch as materialized (
@@ -26,6 +38,9 @@ with kinds as (
         -- [batch
         , batch_id
         -- batch]
+        -- [context
+        , context
+        -- context]
     )
     select
         id, name, queue, priority, args, key, policy::json, flags::json, good_until, serial, statement_timestamp(),
@@ -35,6 +50,9 @@ with kinds as (
         -- [batch
         , %(batch_id)s
         -- batch]
+        -- [context
+        , context
+        -- context]
     from asked
     -- [batch
     where exists (select from batch where is_open)

@@ -9,7 +9,7 @@
 -- `changed`: "replace" and "debounce" change only a waiting task whose code has never started. A task that a worker claims at this moment
 -- is no longer waiting after the lock. A replaced task keeps its place in the queue, unless the send has its own due time.
 -- Return a row for each task that was not inserted, after one row for the notifications. A row without an id must be sent again: the
--- holder of its key has just changed.
+-- holder of its key has just changed. The part "context" stores carriers, for senders that trace.
 with kinds as (
     select k.*, k.delay_ms * interval '1 millisecond' as delay
     from unnest(
@@ -22,11 +22,23 @@ with kinds as (
         costs, labels, kind
     )
 ), asked as materialized (
-    select r.id, r.args, k.*, greatest(statement_timestamp(), k.run_at, statement_timestamp() + k.delay) as due_at,
+    select r.id, r.args,
+        -- [context
+        nullif(r.context::text, 'null')::json as context,
+        -- context]
+        k.*, greatest(statement_timestamp(), k.run_at, statement_timestamp() + k.delay) as due_at,
         k.run_at is not null or k.delay_ms > 0 as has_moment
     from rows from (
         unnest(%(ids)s::text::uuid[], %(kinds)s::text::bigint[]), json_array_elements(%(args)s::text::json)
-    ) as r (id, kind, args)
+        -- [context
+        , json_array_elements(%(contexts)s::text::json)
+        -- context]
+    ) as r (
+        id, kind, args
+        -- [context
+        , context
+        -- context]
+    )
     join kinds k on k.kind = r.kind
 ), before as materialized (
     select a.id as asked, t.id from asked a join {schema}.tasks t on t.id = a.id
@@ -57,11 +69,17 @@ with kinds as (
     insert into {schema}.tasks (
         id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, unique_key, unique_for, gates,
         costs, labels
+        -- [context
+        , context
+        -- context]
     )
     select
         a.id, a.name, a.queue, a.priority, a.args, case when a.unique_for is null then a.key end, a.policy::json, a.flags::json, a.good_until,
         a.serial, statement_timestamp(), a.due_at, case when a.serial is not null then a.due_at end,
         case when a.unique_for is not null then a.key end, a.unique_for, a.gates::text[], a.costs::integer[], a.labels::jsonb
+        -- [context
+        , a.context
+        -- context]
     from asked a
     where (a.unique_for is null or exists (select from taken k where k.task_id = a.id))
       and not exists (select from before b where b.asked = a.id) and not exists (select from rejected)
@@ -90,6 +108,9 @@ with kinds as (
         gates = case when m.is_new then a.gates::text[] else t.gates end, costs = case when m.is_new then a.costs::integer[] else t.costs end,
         needs = case when not m.is_new then t.needs end, needs_id = case when not m.is_new then t.needs_id end,
         unique_for = case when m.is_new then a.unique_for else t.unique_for end, good_until = a.good_until, last_send = a.id
+        -- [context
+        , context = case when m.is_new then a.context else t.context end
+        -- context]
     from waiting w
     join asked a on a.id = w.asked
     cross join lateral (select a.on_duplicate = 'replace' as is_new) m

@@ -2,7 +2,7 @@
 -- tasks that wait for them, reach its concurrency. Then return the task that holds the oldest permit, or the first waiting one. If there is
 -- no such task, return no id, but the gate, its concurrency and the cost. The client generates the id, so the call is idempotent. Senders do
 -- not lock each other out. If two of them find the same room, the surplus task is cancelled when it would have to wait. Return no row if a
--- live task with the same name has the key, as task/insert_task does.
+-- live task with the same name has the key, as task/insert_task does. The part "context" stores a carrier, for senders that trace.
 with place as materialized (
     select coalesce(
         %(serial)s::text,
@@ -49,6 +49,9 @@ with place as materialized (
 ), inserted as (
     insert into {schema}.tasks (
         id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, gates, costs, labels
+        -- [context
+        , context
+        -- context]
     )
     select
         %(id)s, %(name)s, %(queue)s, %(priority)s, %(args)s::text::json, %(key)s, %(policy)s::text::json, %(flags)s::text::json,
@@ -57,6 +60,9 @@ with place as materialized (
         case when %(serial)s::text is not null
             then greatest(statement_timestamp(), %(run_at)s::timestamptz, statement_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond') end,
         %(gates)s::text::text[], %(costs)s::text::integer[], %(labels)s::text::jsonb
+        -- [context
+        , %(context)s::text::json
+        -- context]
     where not exists (select from full_gate)
     on conflict do nothing
     returning id, queue

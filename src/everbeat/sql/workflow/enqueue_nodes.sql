@@ -3,7 +3,7 @@
 -- again (after a retry of the workflow) continues from the checkpoint and the recorded steps of its earlier task. If the earlier task ended
 -- because a wait timed out, that wait is not carried over. The new task has no deadline if the earlier one EXPIRED or FAILED, as after an
 -- operator's retry of a task. A delay counts once: it does not begin again for a task that was withdrawn or failed. If the earlier task completed, its input might have changed. The new task then starts without the steps (a
--- completed task has no checkpoint) and has no deadline. The task inherits the workflow's labels. The state is compared as an expression, so that each node is found by its key and
+-- completed task has no checkpoint) and has no deadline. The task inherits the workflow's labels and its carrier. The state is compared as an expression, so that each node is found by its key and
 -- not among all open nodes.
 with asked as materialized (
     select a.workflow_id, a.number, nullif(a.args::text, 'null')::json as args
@@ -57,7 +57,7 @@ with asked as materialized (
 ), sent as (
     insert into {schema}.tasks (
         id, name, queue, priority, args, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, workflow_id, node, checkpoint,
-        gates, costs, labels
+        gates, costs, labels, context
     )
     select
         m.task_id, m.task, m.queue, m.priority, m.args, (m.options ->> 'policy')::json, (m.options ->> 'flags')::json,
@@ -66,12 +66,11 @@ with asked as materialized (
         (select b.checkpoint from before b where b.task_id = m.task_id),
         case when m.options -> 'gates' is not null then {schema}.gates_of(m.options -> 'gates', m.args) end,
         case when m.options -> 'costs' is not null then array(select json_array_elements_text(m.options -> 'costs')::integer) end,
-        coalesce(label.inherited || label.own, label.inherited, label.own)
+        coalesce(label.inherited || label.own, label.inherited, label.own), w.context
     from moved m
     left join due d on d.task_id = m.task_id
-    cross join lateral (
-        select (select w.labels from {schema}.workflows w where w.id = m.workflow_id) as inherited, (m.options ->> 'labels')::jsonb as own
-    ) label
+    left join {schema}.workflows w on w.id = m.workflow_id
+    cross join lateral (select w.labels as inherited, (m.options ->> 'labels')::jsonb as own) label
     order by m.task_id
     on conflict (id) do nothing
     returning queue

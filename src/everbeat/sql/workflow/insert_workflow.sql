@@ -1,21 +1,21 @@
 -- Start a workflow: nothing -> RUNNING. The workflow's id makes the call idempotent; there is at most one live workflow per name and key.
 -- Nodes without dependencies are READY. A child's input is known when the child starts, and its end is reported to its parent. A
--- workflow inherits the labels of the task that starts it, or of its parent. The statement
+-- workflow inherits the labels and the carrier of the task that starts it, or of its parent. The statement
 -- itself notifies only as part of a larger transaction (`joined`). Otherwise task/announce_hints follows the commit.
 with asked as (
     select %(id)s::uuid as id
 ), inserted as (
-    insert into {schema}.workflows (id, name, key, on_error, success, output, node_count, input, parent_id, parent_node, largest_arguments, parent_task_id, labels)
+    insert into {schema}.workflows (id, name, key, on_error, success, output, node_count, input, parent_id, parent_node, largest_arguments, parent_task_id, labels, context)
     select
         a.id, %(name)s, %(key)s::text, %(on_error)s, %(success)s::text::json, %(output)s::integer, %(node_count)s::integer,
         %(input)s::text::json, %(parent_id)s::uuid, %(parent_node)s::integer, %(largest)s::integer, %(parent_task_id)s::uuid,
-        coalesce(above.labels || %(labels)s::text::jsonb, above.labels, %(labels)s::text::jsonb)
+        coalesce(above.labels || %(labels)s::text::jsonb, above.labels, %(labels)s::text::jsonb), coalesce(%(context)s::text::json, above.context)
     from asked a
     cross join lateral (
-        select coalesce(
-            (select t.labels from {schema}.tasks t where t.id = %(parent_task_id)s::uuid),
-            (select p.labels from {schema}.workflows p where p.id = %(parent_id)s::uuid)
-        ) as labels
+        select coalesce(t.labels, p.labels) as labels, coalesce(t.context, p.context) as context
+        from asked
+        left join {schema}.tasks t on t.id = %(parent_task_id)s::uuid
+        left join {schema}.workflows p on p.id = %(parent_id)s::uuid
     ) above
     on conflict do nothing
     returning id

@@ -302,6 +302,7 @@ class ClaimQuery:
         documents = {name: msgspec.Raw(json) for name, json in stored.items() if json is not None}
         self._policies = msgspec.json.encode(documents) if documents else None
         self._queues = environment.plan.queues
+        self._is_traced = environment.plan.middleware.tracing is not None
         self._queue_priorities = dict(environment.plan.queue_priorities)
         self._marks = marks
         self._names = sorted(environment.plan.definitions)
@@ -363,6 +364,7 @@ class ClaimQuery:
             most_bytes=self.size.most_bytes,
             marked=marked,
             with_lines=with_lines or has_lines,
+            with_context=self._is_traced,
         )
         self._table.claims_sent += 1
         self._is_running, tries = True, self._session.tries
@@ -415,9 +417,8 @@ class ClaimQuery:
     async def limits_wait(self, pool: SlotPool) -> bool:
         """Return whether tasks with limits are ready. A claim takes them only if their code can start at once."""
         readers = [*pool.names, *{str(group.needs_id) for group in self._marks.known(pool.names)}]
-        return await self._session.run(
-            lines.ready_limits(readers=readers, queues=self._queues, suspects=pool.suspects)
-        )
+        ready = lines.ready_limits(readers=readers, queues=self._queues, suspects=pool.suspects)
+        return await self._session.run(ready)
 
     async def next_due(
         self, names: Sequence[str], *, margin_ms: int, queues: Sequence[str] | None
@@ -453,9 +454,8 @@ class ClaimQuery:
         self._is_slow = False
         channel = self._session.target.channel
         try:
-            count = await self._session.run(
-                set_aside(names=self._names, queues=self._queues, channel=channel)
-            )
+            aside = set_aside(names=self._names, queues=self._queues, channel=channel)
+            count = await self._session.run(aside)
         except EverbeatError as problem:
             # Claims find the same tasks without the marks, but later.
             count = 0

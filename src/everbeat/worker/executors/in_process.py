@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from everbeat.domain.task.context import ContextSource, enter, leave
+from everbeat.domain.tracing.model import TracedAttempt
 from everbeat.runtime.blocking import strand
 from everbeat.runtime.fork import UserCode
 from everbeat.runtime.main_loop import coroutine_stack, thread_stack
@@ -19,6 +20,7 @@ from everbeat.worker.attempt import Attempt, AttemptEnd, CodeFailed, Declined
 from everbeat.worker.environment import WorkerEnvironment
 from everbeat.worker.executors.executor import Invoker
 from everbeat.worker.messages import AttemptEnded, SlotFreed
+from everbeat.worker.traced_attempts import AttemptSpan, traced_attempt
 
 CLOSE_PATIENCE_S: Final = 0.5
 """How long code that suppresses its cancellation can delay the worker's shutdown, in seconds."""
@@ -34,6 +36,9 @@ class _InProcessExecutor:
         self._send = environment.send
 
     _running: Collection[Attempt]
+
+    def _traced(self, attempt: Attempt) -> TracedAttempt:
+        return traced_attempt(attempt, worker_id=self._identity.worker_id)
 
     @property
     def running(self) -> Collection[Attempt]:
@@ -118,6 +123,8 @@ class AsyncExecutor(_InProcessExecutor):
         ]  # known, unless this is the first step of an eager task; then the search is fast
         context.begin(strand() if task is None else id(task))
         enter(context)  # no reset is needed: this asyncio task has its own context
+        tracing = self._invoker.middleware.tracing
+        span = None if tracing is None else AttemptSpan(tracing, self._traced(attempt))
         try:
             call = self._invoker.call(definition, attempt.task.args, context)
             if isinstance(call, CodeFailed | Declined):
@@ -128,8 +135,11 @@ class AsyncExecutor(_InProcessExecutor):
                 ended = self._invoker.returned(definition, value)
         except BaseException as exception:  # noqa: BLE001 - any exception from user code ends its attempt, and nothing else
             ended = self._invoker.ended_by(definition, exception)
+        ended = self._invoker.judged(definition, context, ended)
+        if span is not None:
+            span.close(ended, stopped=attempt.stopped)
         leave()  # what the worker starts from here on does not belong to the attempt, and its log lines do not either
-        self._over(attempt, self._invoker.judged(definition, context, ended))
+        self._over(attempt, ended)
 
     def _over(self, attempt: Attempt, ended: AttemptEnd) -> None:
         attempt.ended = ended
@@ -191,10 +201,11 @@ class ThreadExecutor(_InProcessExecutor):
         while (attempt := self._waiting.get()) is not None:
             self._thread_of[attempt] = threading.get_ident()
             context = ContextSource(partial(attempt.context, worker_id=self._identity.worker_id))
-            ended = self._invoker.run(attempt.definition, attempt.task.args, context)
+            traced = None if self._invoker.middleware.tracing is None else self._traced(attempt)
+            ended = self._invoker.run(attempt.definition, attempt.task.args, context, traced=traced)
             attempt.ended = ended
             self._tell(attempt, ended)
-            del attempt, context, ended  # an idle thread must not keep the last result alive
+            del attempt, context, ended, traced  # an idle thread must not keep the last result alive
 
     def _tell(self, attempt: Attempt, ended: AttemptEnd) -> None:
         # The loop is closed if the worker has shut down without waiting for this code.

@@ -43,6 +43,7 @@ from everbeat.worker.attempt import (
 from everbeat.worker.environment import WorkerEnvironment
 from everbeat.worker.messages import AttemptEnded, ExecutorBroken, SlotFreed
 from everbeat.worker.shutdown import RecyclingLimits
+from everbeat.worker.traced_attempts import traced_attempt
 
 EXIT_PATIENCE_S: Final = 1.0
 STACKS_S: Final = 0.25
@@ -177,7 +178,7 @@ class ProcessExecutor:
         process = self._idle.pop()
         process.attempt = attempt
         self._busy[attempt] = process
-        task = attempt.task
+        task, worker_id = attempt.task, self._environment.identity.worker_id
         order = RunAttempt(
             task_id=task.id,
             claim_id=task.claim_id,
@@ -186,12 +187,13 @@ class ProcessExecutor:
             args=task.args,
             attempt=attempt.number,
             fence=task.fence,
-            worker_id=self._environment.identity.worker_id,
+            worker_id=worker_id,
             deadline=attempt.deadline,
             checkpoint=task.checkpoint,
             tick=task.tick,
             retries_left=attempt.retries_left,
             labels=task.labels,
+            traced=None if attempt.tracing is None else traced_attempt(attempt, worker_id=worker_id),
         )
         try:
             process.channel.send_nowait(order)
@@ -217,7 +219,8 @@ class ProcessExecutor:
     async def close(self) -> None:
         """Shut down all processes: close their channels, and kill those that do not exit in time."""
         self._closing = True
-        if self._environment.plan.resources:
+        plan = self._environment.plan
+        if plan.resources or plan.middleware.tracing is not None:
             await self._retire_idle()
         for process in tuple(self._alive):
             process.is_doomed = True
@@ -236,7 +239,7 @@ class ProcessExecutor:
         await self._scope.close()
 
     async def _retire_idle(self) -> None:
-        """Let the idle processes close their resources. A process that takes longer than `RESOURCES_PATIENCE_S` is killed later."""
+        """Let idle processes close their resources and export their spans. Those that take longer than `RESOURCES_PATIENCE_S` are killed."""
         idle = tuple(self._idle)
         for process in idle:
             process.retire()

@@ -20,6 +20,7 @@ from everbeat.domain.task.context import Context, ContextSource
 from everbeat.domain.task.context_backend import EmittedItem
 from everbeat.domain.task.definition import CallCodec, TaskDefinition
 from everbeat.domain.task.middleware import Middleware
+from everbeat.domain.tracing.tracing import Tracing
 from everbeat.errors import StopReason, TaskStopped
 from everbeat.protocol import (
     Answer,
@@ -136,7 +137,9 @@ class TaskProgram:
         try:
             running.is_interruptible = True
             running.raise_if_stopped()
-            return self._invoker.run(definition, order.args, context, awaited=running.awaited)
+            return self._invoker.run(
+                definition, order.args, context, awaited=running.awaited, traced=order.traced
+            )
         except BaseException as exception:  # noqa: BLE001 - a stop that arrives between two steps of this class
             return self._invoker.ended_by(definition, exception)
         finally:
@@ -172,7 +175,8 @@ class TaskProgram:
                 # Set `_running` here, not in the main thread, because a cancel may arrive before the main thread takes
                 # the order.
                 definition = self._definitions.get(message.name)
-                self._running = RunningAttempt(message, self._channel, definition=definition)
+                tracing = self._invoker.middleware.tracing
+                self._running = RunningAttempt(message, self._channel, definition=definition, tracing=tracing)
                 self._orders.put(self._running)
             case LeaveIdle():
                 self._orders.put(None)
@@ -204,9 +208,15 @@ class RunningAttempt(RequestingBackend):
     """The attempt whose code is running in this process. It is the backend of the code's Context, and can stop the code."""
 
     def __init__(
-        self, order: RunAttempt, channel: BlockingChannel, *, definition: TaskDefinition | None
+        self,
+        order: RunAttempt,
+        channel: BlockingChannel,
+        *,
+        definition: TaskDefinition | None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.order = order
+        self._tracing = tracing
         self._definition = definition
         self._requests: dict[int, Future[Answer]] = {}
         self.stopped: StopReason | None = None
@@ -276,6 +286,11 @@ class RunningAttempt(RequestingBackend):
             self._sent_at = time.monotonic()
             with contextlib.suppress(ChannelClosed):
                 self._channel.send(unsent)
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """Return the tracers of the app, or None if it has none."""
+        return self._tracing
 
     @property
     def lease(self) -> LeaseKey:

@@ -1,0 +1,138 @@
+"""The tracers of an app, called in such a way that their errors never reach a send, a task or a recovery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from everbeat.domain.tracing.carrier import Carrier, encode_carrier, merged
+from everbeat.domain.tracing.model import (
+    TracedAttempt,
+    TracedEnd,
+    TracedRecovery,
+    TracedSend,
+    TracedWorkflow,
+    Tracer,
+)
+
+T = TypeVar("T")
+R = TypeVar("R")
+Report: TypeAlias = Callable[[Tracer, str, Exception], None]
+"""Reports that a method of a tracer raised an exception: the tracer, the method's name and the exception."""
+
+
+class Tracing:
+    """The tracers of an app. `report` is called at the first error of each method of each tracer."""
+
+    def __init__(self, tracers: Sequence[Tracer], report: Report) -> None:
+        self.tracers = tuple(tracers)
+        self._report = report
+        self._reported: set[tuple[int, str]] = set()
+
+    def sending(self, sends: Sequence[TracedSend]) -> Surround[Sequence[Carrier], list[str | None]]:
+        """Surround the statement that sends these tasks, and give the JSON text of a carrier, or None, for each of them."""
+
+        def texts(given: Sequence[Sequence[Carrier]]) -> list[str | None]:
+            whole = [carriers for carriers in given if len(carriers) == len(sends)]
+            return [encode_carrier(merged(each)) for each in zip(*whole, strict=True)] or [None] * len(sends)
+
+        return Surround(self, "sending", lambda tracer: tracer.sending(sends), texts)
+
+    def starting(self, workflow: TracedWorkflow) -> Surround[Carrier, str | None]:
+        """Surround the statement that starts a workflow, and give the JSON text of its carrier, or None."""
+        return Surround(
+            self,
+            "starting",
+            lambda tracer: tracer.starting(workflow),
+            lambda given: encode_carrier(merged(given)),
+        )
+
+    def running(self, attempt: TracedAttempt, end: TracedEnd) -> Surround[object, None]:
+        """Surround the code of an attempt. The caller fills in `end` inside the block."""
+        return Surround(self, "running", lambda tracer: tracer.running(attempt, end), _nothing)
+
+    def step(self, name: str) -> Surround[object, None]:
+        """Surround the call of a step's function."""
+        return Surround(self, "step", lambda tracer: tracer.step(name), _nothing)
+
+    def committing(self) -> Surround[object, None]:
+        """Surround the block of a `Context.commit`."""
+        return Surround(self, "committing", lambda tracer: tracer.committing(), _nothing)
+
+    def step_recorded(self, name: str) -> None:
+        """Note that a step is not called, because an earlier attempt recorded its result."""
+        self._each("step_recorded", lambda tracer: tracer.step_recorded(name))
+
+    def recovered(self, recoveries: Sequence[TracedRecovery]) -> None:
+        """Note recoveries that were committed."""
+        self._each("recovered", lambda tracer: tracer.recovered(recoveries))
+
+    def ids(self) -> tuple[str, str] | None:
+        """Return the trace id and the span id for log records of the running code, or None."""
+        found = self._each("ids", lambda tracer: tracer.ids())
+        return next((ids for ids in found if ids is not None), None)
+
+    def failed(self, tracer: Tracer, method: str, problem: Exception) -> None:
+        """Report an error of a tracer, unless the same method of the tracer has failed before."""
+        if (place := (id(tracer), method)) not in self._reported:
+            self._reported.add(place)
+            self._report(tracer, method, problem)
+
+    def _each(self, method: str, call: Callable[[Tracer], T]) -> list[T]:
+        found: list[T] = []
+        for tracer in self.tracers:
+            try:
+                found.append(call(tracer))
+            except Exception as problem:  # noqa: BLE001 - a tracer must not break the work that it observes
+                self.failed(tracer, method, problem)
+        return found
+
+
+class Surround(AbstractContextManager[R], Generic[T, R]):
+    """The context managers of all tracers around one operation. They cannot suppress the operation's exceptions."""
+
+    __slots__ = ("_entered", "_joined", "_make", "_method", "_tracing")
+
+    def __init__(
+        self,
+        tracing: Tracing,
+        method: str,
+        make: Callable[[Tracer], AbstractContextManager[T]],
+        joined: Callable[[Sequence[T]], R],
+    ) -> None:
+        self._tracing = tracing
+        self._method = method
+        self._make = make
+        self._joined = joined
+        self._entered: list[tuple[Tracer, AbstractContextManager[Any]]] = []
+
+    def __enter__(self) -> R:
+        given: list[T] = []
+        for tracer in self._tracing.tracers:
+            try:
+                manager = self._make(tracer)
+                given.append(manager.__enter__())
+                self._entered.append((tracer, manager))
+            except Exception as problem:  # noqa: BLE001 - a tracer must not break the work that it observes
+                self._tracing.failed(tracer, self._method, problem)
+        try:
+            return self._joined(given)
+        except Exception as problem:  # noqa: BLE001 - a tracer might give anything as a carrier
+            self._tracing.failed(self._tracing.tracers[0], self._method, problem)
+            return self._joined([])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for tracer, manager in reversed(self._entered):
+            try:
+                manager.__exit__(kind, error, trace)
+            except Exception as problem:  # noqa: BLE001 - as above
+                if problem is not error:
+                    self._tracing.failed(tracer, self._method, problem)
+
+
+def _nothing(given: Sequence[object]) -> None:
+    del given

@@ -1,0 +1,310 @@
+"""The OpenTelemetry tracer: spans of sends, attempts, steps, commits, recoveries and ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from opentelemetry import context as contexts
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TracerProvider
+
+from everbeat.domain.settings.checks import one_of, public
+from everbeat.domain.tracing import names
+from everbeat.domain.tracing.carrier import Carrier
+from everbeat.domain.tracing.model import (
+    TracedAttempt,
+    TracedEnd,
+    TracedRecovery,
+    TracedSend,
+    TracedWorkflow,
+    Tracer,
+)
+from everbeat.errors import WORKER_CRASHED
+
+MOST_CREATED: Final = 100
+"""The largest send of many tasks for which each task gets a span of its own."""
+_LONGEST_TEXT: Final = 1_000
+_PLAIN: Final = (str, bool, int, float)
+_Attributes = dict[str, str | bool | int | float]
+
+
+@public
+class OpenTelemetry(Tracer):
+    """Creates OpenTelemetry spans with the API's tracer provider, or with `provider`.
+
+    `trace`: "link" begins a new trace with each attempt and links it to the send. "parent" makes the attempt a child of the send, in the
+    same trace. `labels` are the names of the labels that spans get as attributes.
+
+        app = App(tracing=OpenTelemetry())
+    """
+
+    def __init__(
+        self,
+        *,
+        trace: Literal["link", "parent"] = "link",
+        labels: Iterable[str] = (),
+        provider: TracerProvider | None = None,
+    ) -> None:
+        self._is_parent = one_of("link", "parent")(trace, subject="OpenTelemetry.trace") == "parent"
+        self._labels = frozenset(labels)
+        self._tracer = _tracer(provider)
+
+    @contextmanager
+    def sending(self, sends: Sequence[TracedSend], /) -> Iterator[Sequence[Carrier]]:
+        """Create the spans of a send. Each task of a send of up to 100 tasks gets a span of its own."""
+        if len(sends) == 1:
+            (send,) = sends
+            attributes = self._sent(send) | _operation("send", "send", send.queue)
+            with self._span(f"send {send.queue}", SpanKind.PRODUCER, attributes):
+                yield [_carrier()]
+            return
+        queues = sorted({send.queue for send in sends})
+        shown = queues[0] if len(queues) == 1 else ""
+        attributes = _operation("send", "send", shown) | {names.BATCH_COUNT: len(sends)}
+        with self._span(f"send {shown}".rstrip(), SpanKind.CLIENT, attributes):
+            yield (
+                [self._created(send) for send in sends]
+                if len(sends) <= MOST_CREATED
+                else [_carrier()] * len(sends)
+            )
+
+    def _created(self, send: TracedSend) -> Carrier:
+        attributes = self._sent(send) | _operation("create", "create", send.queue)
+        with self._span(f"create {send.queue}", SpanKind.PRODUCER, attributes):
+            return _carrier()
+
+    @contextmanager
+    def starting(self, workflow: TracedWorkflow, /) -> Iterator[Carrier]:
+        """Create the span of a workflow's start. The attempts of its tasks are linked to this span."""
+        attributes: _Attributes = {
+            names.SYSTEM: names.SYSTEM_NAME, names.OPERATION_NAME: "start", names.OPERATION_TYPE: "create",
+            names.CONVERSATION_ID: str(workflow.workflow_id), names.WORKFLOW_ID: str(workflow.workflow_id),
+            names.WORKFLOW_NAME: workflow.name, names.WORKFLOW_NODES: workflow.nodes, **_key(workflow.key),
+        }  # fmt: skip
+        with self._span(f"start {workflow.name}", SpanKind.PRODUCER, attributes):
+            yield _carrier()
+
+    @contextmanager
+    def running(self, attempt: TracedAttempt, end: TracedEnd, /) -> Iterator[None]:
+        """Create the span of an attempt, and make it current in the task's code."""
+        carrier = attempt.carrier
+        if not carrier and attempt.tick is not None and attempt.attempt == 1:
+            carrier = self._ticked(attempt)
+        around, links = self._around(carrier)
+        attributes = self._attempt(attempt)
+        span = self._tracer.start_span(
+            f"process {attempt.queue}", around, SpanKind.CONSUMER, attributes, links
+        )
+        token = contexts.attach(trace.set_span_in_context(span, around))
+        try:
+            yield
+        finally:
+            contexts.detach(token)
+            _close(span, end)
+
+    @contextmanager
+    def step(self, name: str, /) -> Iterator[None]:
+        """Create the span of a step's function."""
+        with self._span(names.STEP_SPAN.format(name), SpanKind.INTERNAL, {names.STEP: name}):
+            yield
+
+    def step_recorded(self, name: str, /) -> None:
+        """Add an event to the span of the attempt."""
+        trace.get_current_span().add_event(names.STEP_RECORDED, {names.STEP: name})
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Create the span of a commit's block."""
+        with self._span(names.COMMIT_SPAN, SpanKind.INTERNAL, {}):
+            yield
+
+    def recovered(self, recoveries: Sequence[TracedRecovery], /) -> None:
+        """Create the span that the dead process could not end, and the span of the recovery."""
+        for recovery in recoveries:
+            around, links = self._around(recovery.carrier)
+            dead = self._died(recovery, around, links)
+            if dead is not None:
+                links = [*links, Link(dead, {names.LINK: "attempt"})]
+            noticed_at = _later(recovery.last_beat_at or recovery.recovered_at, recovery.certificate)
+            span = self._tracer.start_span(
+                names.RECOVER_SPAN, around, SpanKind.INTERNAL, _recovery(recovery), links,
+                start_time=_ns(min(noticed_at, recovery.recovered_at)),
+            )  # fmt: skip
+            span.end(_ns(recovery.recovered_at))
+
+    def ids(self) -> tuple[str, str] | None:
+        """Return the ids of the current span."""
+        found = trace.get_current_span().get_span_context()
+        return (
+            (trace.format_trace_id(found.trace_id), trace.format_span_id(found.span_id))
+            if found.is_valid
+            else None
+        )
+
+    def _around(self, carrier: Carrier) -> tuple[Context, list[Link]]:
+        """Return the context in which an attempt runs, and its links to the send."""
+        around = propagate.extract(dict(carrier), context=Context())
+        sent = trace.get_current_span(around).get_span_context()
+        if self._is_parent or not sent.is_valid:
+            return around, []
+        return trace.set_span_in_context(trace.INVALID_SPAN, around), [Link(sent, {names.LINK: "send"})]
+
+    def _ticked(self, attempt: TracedAttempt) -> Carrier:
+        """Create the spans of the tick that sent the task. The supervisor that sent it runs no user code, and so has no tracer."""
+        assert attempt.tick is not None
+        schedule = attempt.schedule or ""
+        sent_at = attempt.sent_at or attempt.due_at
+        made: _Attributes = {
+            names.SYNTHESIZED: True,
+            names.SCHEDULE: schedule,
+            names.TICK: attempt.tick.isoformat(),
+        }
+        tick = self._tracer.start_span(
+            names.TICK_SPAN.format(schedule), Context(), SpanKind.INTERNAL, made,
+            start_time=_ns(min(attempt.tick, sent_at)),
+        )  # fmt: skip
+        inside = trace.set_span_in_context(tick, Context())
+        attributes = made | _message(attempt) | _operation("send", "send", attempt.queue)
+        send = self._tracer.start_span(
+            f"send {attempt.queue}", inside, SpanKind.PRODUCER, attributes, start_time=_ns(sent_at)
+        )
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, trace.set_span_in_context(send, inside))
+        send.end(_ns(sent_at))
+        tick.end(_ns(sent_at))
+        return carrier
+
+    def _died(self, recovery: TracedRecovery, around: Context, links: Sequence[Link]) -> SpanContext | None:
+        """Create the span of an attempt whose process died, if its code had started."""
+        if recovery.started_at is None:
+            return None
+        span = self._tracer.start_span(
+            f"process {recovery.queue}", around, SpanKind.CONSUMER, _death(recovery), links,
+            start_time=_ns(recovery.started_at),
+        )  # fmt: skip
+        span.set_status(Status(StatusCode.ERROR, recovery.cause[:_LONGEST_TEXT]))
+        span.end(_ns(max(recovery.started_at, recovery.last_beat_at or recovery.started_at)))
+        return span.get_span_context()
+
+    def _sent(self, send: TracedSend) -> _Attributes:
+        found: _Attributes = {names.TASK_NAME: send.name, names.BODY_SIZE: send.size, **_key(send.key)}
+        if send.task_id is not None:
+            found[names.MESSAGE_ID] = str(send.task_id)
+        if send.parent_id is not None:
+            found[names.PARENT_ID] = str(send.parent_id)
+        return found | self._chosen(send.labels)
+
+    def _attempt(self, attempt: TracedAttempt) -> _Attributes:
+        found = _message(attempt) | _operation("process", "process", attempt.queue) | {
+            names.CLIENT_ID: attempt.worker_id, names.BODY_SIZE: attempt.size, names.ATTEMPT: attempt.attempt,
+            names.RETRY_COUNT: attempt.retry_count, names.CRASH_COUNT: attempt.crash_count, names.FENCE: attempt.fence,
+            **_key(attempt.key), **_workflow(attempt), **self._chosen(attempt.labels),
+        }  # fmt: skip
+        if attempt.started_at is not None:
+            waited = attempt.started_at - attempt.due_at
+            found[names.WAIT_MS] = max(0, round(waited.total_seconds() * 1_000))
+        if attempt.parent_id is not None:
+            found[names.PARENT_ID] = str(attempt.parent_id)
+        if attempt.schedule is not None:
+            found[names.SCHEDULE] = attempt.schedule
+        return found
+
+    def _chosen(self, labels: Mapping[str, str]) -> _Attributes:
+        return {f"{names.LABEL}{name}": text for name, text in labels.items() if name in self._labels}
+
+    @contextmanager
+    def _span(self, name: str, kind: SpanKind, attributes: _Attributes) -> Iterator[Span]:
+        with self._tracer.start_as_current_span(
+            name, kind=kind, attributes=attributes, record_exception=False, set_status_on_exception=False
+        ) as span:
+            try:
+                yield span
+            except BaseException as error:
+                _fail(span, type(error).__name__, error=error)
+                raise
+
+
+def _tracer(provider: TracerProvider | None) -> trace.Tracer:
+    return trace.get_tracer("everbeat", tracer_provider=provider)
+
+
+def _carrier() -> Carrier:
+    """Return the carrier of the current span."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier
+
+
+def _operation(name: str, kind: str, queue: str) -> _Attributes:
+    found: _Attributes = {
+        names.SYSTEM: names.SYSTEM_NAME, names.OPERATION_NAME: name, names.OPERATION_TYPE: kind,
+    }  # fmt: skip
+    return found | {names.DESTINATION: queue} if queue else found
+
+
+def _message(one: TracedAttempt | TracedRecovery) -> _Attributes:
+    found: _Attributes = {names.MESSAGE_ID: str(one.task_id), names.TASK_NAME: one.name}
+    return found | {names.CONVERSATION_ID: str(one.workflow_id)} if one.workflow_id is not None else found
+
+
+def _key(key: str | None) -> _Attributes:
+    return {} if key is None else {names.KEY: key}
+
+
+def _workflow(attempt: TracedAttempt) -> _Attributes:
+    if attempt.workflow_id is None:
+        return {}
+    found: _Attributes = {names.WORKFLOW_ID: str(attempt.workflow_id)}
+    return found if attempt.node is None else found | {names.WORKFLOW_NODE: attempt.node}
+
+
+def _recovery(recovery: TracedRecovery) -> _Attributes:
+    return _message(recovery) | {
+        names.SYSTEM: names.SYSTEM_NAME, names.DESTINATION: recovery.queue, names.ATTEMPT: recovery.attempt,
+        names.RECOVERY_ACTION: recovery.action, names.CLIENT_ID: recovery.recovered_by,
+    }  # fmt: skip
+
+
+def _death(recovery: TracedRecovery) -> _Attributes:
+    """Return the attributes of a dead attempt's span, with what its death certificate says."""
+    facts = {f"{names.CERTIFICATE}{name}": fact for name, fact in recovery.certificate.items()}
+    return _message(recovery) | _operation("process", "process", recovery.queue) | {
+        names.CLIENT_ID: recovery.worker_id, names.ATTEMPT: recovery.attempt, names.FENCE: recovery.fence,
+        names.SYNTHESIZED: True, names.ERROR_TYPE: WORKER_CRASHED, names.OUTCOME: "crashed",
+        f"{names.CERTIFICATE}cause": recovery.cause, f"{names.CERTIFICATE}noticed_by": recovery.noticed_by,
+        **{name: fact for name, fact in facts.items() if isinstance(fact, _PLAIN)},
+    }  # fmt: skip
+
+
+def _close(span: Span, end: TracedEnd) -> None:
+    if end.how is not None:
+        span.set_attribute(names.OUTCOME, end.how)
+    if end.how in (None, "failed", "declined"):
+        _fail(span, end.code or end.type or "unknown", error=end.exception, message=end.message)
+    span.end()
+
+
+def _fail(span: Span, kind: str, *, error: BaseException | None = None, message: str | None = None) -> None:
+    span.set_attribute(names.ERROR_TYPE, kind)
+    span.set_status(Status(StatusCode.ERROR, (message or kind)[:_LONGEST_TEXT]))
+    if isinstance(error, Exception):
+        span.record_exception(error)
+
+
+def _later(moment: datetime, certificate: Mapping[str, Any]) -> datetime:
+    """Return when the death was noticed, or `moment` if the certificate does not say so."""
+    noticed = certificate.get("detected_at")
+    try:
+        return max(moment, datetime.fromisoformat(noticed)) if isinstance(noticed, str) else moment
+    except (ValueError, TypeError):
+        return moment
+
+
+def _ns(moment: datetime) -> int:
+    """Return the moment in nanoseconds since 1970."""
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000

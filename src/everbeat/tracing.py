@@ -1,0 +1,29 @@
+"""The names for tracing: the OpenTelemetry tracer, and the classes for tracers of your own."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from everbeat.domain.tracing.carrier import Carrier as Carrier
+from everbeat.domain.tracing.model import TracedAttempt as TracedAttempt
+from everbeat.domain.tracing.model import TracedEnd as TracedEnd
+from everbeat.domain.tracing.model import TracedRecovery as TracedRecovery
+from everbeat.domain.tracing.model import TracedSend as TracedSend
+from everbeat.domain.tracing.model import TracedWorkflow as TracedWorkflow
+from everbeat.domain.tracing.model import Tracer as Tracer
+from everbeat.errors import OpenTelemetryNotInstalled
+
+if TYPE_CHECKING:
+    from everbeat.otel.spans import OpenTelemetry as OpenTelemetry
+
+
+def __getattr__(name: str) -> Any:
+    if name != "OpenTelemetry":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return import_module("everbeat.otel.spans").OpenTelemetry
+    except ModuleNotFoundError as problem:
+        if (problem.name or "").partition(".")[0] != "opentelemetry":
+            raise
+        raise OpenTelemetryNotInstalled from None
