@@ -246,9 +246,8 @@ async def test_a_commit_has_a_span(new_app: NewApp, exported: Exported, migrated
 
     @app.task
     async def pay(ctx: Context) -> None:
-        async with await migrated.aconnect("everbeat test") as connection:
-            async with ctx.commit(connection) as completion:
-                completion.result = None
+        async with await migrated.aconnect("everbeat test") as connection, ctx.commit(connection) as completion:
+            completion.result = None
 
     async with working(app):
         await (await pay.asend()).aresult(timeout=30)
