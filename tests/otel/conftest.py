@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -50,7 +50,7 @@ def new_app(database_url: str, migrated: Target, exported: Exported) -> Iterator
     """Yield a factory of apps in one schema. Without `tracing`, an app has the OpenTelemetry tracer with these options."""
     opened: list[App] = []
 
-    def new(tracing: Tracer | None = None, **options: Any) -> App:
+    def new(tracing: Tracer | Sequence[Tracer] | None = None, **options: Any) -> App:
         tracer = OpenTelemetry(provider=exported.provider, **options) if tracing is None else tracing
         opened.append(App(database_url, schema=migrated.schema, tracing=tracer))
         return opened[-1]

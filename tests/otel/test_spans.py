@@ -246,7 +246,10 @@ async def test_a_commit_has_a_span(new_app: NewApp, exported: Exported, migrated
 
     @app.task
     async def pay(ctx: Context) -> None:
-        async with await migrated.aconnect("everbeat test") as connection, ctx.commit(connection) as completion:
+        async with (
+            await migrated.aconnect("everbeat test") as connection,
+            ctx.commit(connection) as completion,
+        ):
             completion.result = None
 
     async with working(app):

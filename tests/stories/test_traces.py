@@ -72,7 +72,9 @@ def order(scenario: Scenario, program: ModuleType, kind: str, *, tree: Tree) -> 
     scenario.until(lambda: scenario.effects("packed", task_id), within=30, what="it runs", tree=tree)
     os.kill(scenario.effects("packed", task_id)[0]["pid"], signal.SIGKILL)
     scenario.until(scenario.state_is(task_id, "COMPLETED"), within=40, what="a second run", tree=tree)
-    scenario.until(lambda: named(program, "everbeat.recover"), within=20, what="the recovery's span", tree=tree)
+    scenario.until(
+        lambda: named(program, "everbeat.recover"), within=20, what="the recovery's span", tree=tree
+    )
     return task_id
 
 

@@ -11,7 +11,12 @@ from pathlib import Path
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SimpleSpanProcessor,
+    SpanExporter,
+    SpanExportResult,
+)
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -41,7 +46,9 @@ class FileExporter(SpanExporter):
 provider = TracerProvider(resource=Resource({"process.pid": os.getpid()}))
 late = (GATES / "batched").exists()
 provider.add_span_processor(
-    BatchSpanProcessor(FileExporter(), schedule_delay_millis=60_000) if late else SimpleSpanProcessor(FileExporter())
+    BatchSpanProcessor(FileExporter(), schedule_delay_millis=60_000)
+    if late
+    else SimpleSpanProcessor(FileExporter())
 )
 app = App(
     os.environ["STORY_URL"],
