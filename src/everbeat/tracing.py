@@ -1,4 +1,4 @@
-"""The names for tracing: the OpenTelemetry tracer, and the classes for tracers of your own."""
+"""The names for tracing: the OpenTelemetry tracer, and the classes for your own tracers."""
 
 from __future__ import annotations
 

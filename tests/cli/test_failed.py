@@ -11,7 +11,7 @@ import pytest
 
 from everbeat import App
 from everbeat.errors import ConfigurationError
-from everbeat.store import tasks
+from everbeat.store import expiry
 from everbeat.store.failures import failure_groups
 from everbeat.store.target import Target
 from tests.cli.conftest import Command
@@ -47,7 +47,7 @@ def expire(db: StoreHarness) -> UUID:
     late = db.send()
     text = "update {schema}.tasks set good_until = now() - interval '1 second' where id = %s"
     db.connection.execute(db.plain(text), [late])
-    assert [each.id for each in db.run(tasks.expire(channel=db.target.channel))] == [late]
+    assert [each.id for each in db.run(expiry.expire(channel=db.target.channel))] == [late]
     return late
 
 

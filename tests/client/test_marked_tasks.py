@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from everbeat import App, TaskState
-from everbeat.store import retention, tasks
+from everbeat.store import expiry, retention, tasks
 from everbeat.store.claims import suspects_wait
 from tests.client.test_explaining import change, codes, end_workers, join
 from tests.client.test_explaining_needs import NEW, OLD, mark, marked, registers
@@ -41,9 +41,9 @@ def test_a_marked_task_expires_when_its_good_until_passes(app: App, db: StoreHar
         marked(db, "locale", good_until=soon),
         marked(db, "x", good_until=soon, serial="key:a"),
     )
-    assert db.run(tasks.expire(channel=db.target.channel, limit=10)) == []
+    assert db.run(expiry.expire(channel=db.target.channel, limit=10)) == []
     change(db, "tasks", "good_until = statement_timestamp()")
-    assert len(db.run(tasks.expire(channel=db.target.channel, limit=10))) == 2
+    assert len(db.run(expiry.expire(channel=db.target.channel, limit=10))) == 2
     assert {the_state(app, each) for each in (task, in_line)} == {TaskState.EXPIRED}
     assert codes(app, task) == ["EXPIRED"]
 

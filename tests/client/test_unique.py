@@ -11,7 +11,7 @@ import pytest
 
 from everbeat import App, Schedule, Task, TaskState
 from everbeat.errors import ConfigurationError, DuplicateTask, TaskNotRetryable
-from everbeat.store import tasks
+from everbeat.store import expiry
 from everbeat.store.claims import Claimed
 from everbeat.store.leases import decline, release
 from tests.store.conftest import StoreHarness
@@ -137,7 +137,7 @@ def test_each_end_of_a_task_frees_its_key_as_its_scope_demands(
 
 def _expire(db: StoreHarness) -> Any:
 
-    return tasks.expire(channel=db.target.channel)
+    return expiry.expire(channel=db.target.channel)
 
 
 def test_a_claimed_task_that_is_released_takes_its_waiting_key_back(

@@ -17,7 +17,7 @@ from everbeat import App, Completed, Failed, Handle, TaskFailed, WaitTimeout
 from everbeat.client import waiter
 from everbeat.client.database_access import database_of
 from everbeat.errors import TASK_CANCELLED, TASK_EXPIRED, AppClosed, BlockingCallInLoop, TaskNotFound
-from everbeat.store import tasks
+from everbeat.store import expiry, tasks
 from tests.store.conftest import StoreHarness
 
 
@@ -129,7 +129,7 @@ def test_cancelled_and_expired_tasks_have_their_own_error_codes(app: App, db: St
         work.with_options(good_until=datetime.now(UTC) - timedelta(seconds=1)).send(),
     )
     cancelled.cancel()
-    assert [each.id for each in db.run(tasks.expire(channel=db.target.channel))] == [late.id]
+    assert [each.id for each in db.run(expiry.expire(channel=db.target.channel))] == [late.id]
     for handle, code in ((cancelled, TASK_CANCELLED), (late, TASK_EXPIRED)):
         with pytest.raises(TaskFailed) as failure:
             handle.result(timeout=10)

@@ -15,7 +15,7 @@ from psycopg import sql
 from everbeat.domain.identifiers import uuid7
 from everbeat.maintenance.cleanup import Pruner
 from everbeat.runtime.clock import SystemClock
-from everbeat.store import tasks, workers
+from everbeat.store import expiry, tasks, workers
 from everbeat.store.retention import PruneStep
 from everbeat.store.session import Session
 from everbeat.store.statement import Statement
@@ -71,7 +71,7 @@ def ended(
     assert sent is not None
     match state:
         case "EXPIRED":
-            db.run(tasks.expire(channel=db.target.channel))
+            db.run(expiry.expire(channel=db.target.channel))
         case "CANCELLED":
             assert db.cancel(sent) == "CANCELLED"
         case _:

@@ -229,6 +229,9 @@ async def test_steps_and_children_have_spans_and_a_recorded_step_is_an_event(
     first, last = runs[0], runs[-1]
     assert is_child(exported.one("everbeat.step charge"), first)
     assert is_child(exported.one("everbeat.step ship"), first)
+    for name in ("charge", "ship"):
+        found = attributes(exported.one(f"everbeat.step {name}"))
+        assert found["messaging.message.id"] == attributes(first)["messaging.message.id"]
     recorded = [event for event in last.events if event.name == "everbeat.step_recorded"]
     assert [dict(event.attributes or {}) for event in recorded] == [
         {"everbeat.step": "charge"},

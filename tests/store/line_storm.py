@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import psycopg
 
-from everbeat.store import claims, leases, lines, steps, tasks, workers
+from everbeat.store import claims, expiry, leases, lines, steps, tasks, workers
 from everbeat.store.claims import Claimed
 from everbeat.store.leases import Settlement
 from everbeat.store.session import KEYED
@@ -234,7 +234,7 @@ class LineStorm:
         while not self.is_over:
             time.sleep(random.random() * 0.05)  # the pace of the storm
             self._recover(box, random)
-            self.again(box, tasks.expire(channel="c"))
+            self.again(box, expiry.expire(channel="c"))
             for pause in self.again(box, tasks.pauses()):
                 self.again(box, tasks.resume(pause, channel="c"))
             if not self.is_calm:

@@ -12,7 +12,7 @@ import pytest
 from everbeat.client.workflow.operations import nodes
 from everbeat.domain.plan import perform
 from everbeat.domain.workflow.graph import INPUT, ITEM, Edge, Graph, GraphNode, Hole, TaskSpec
-from everbeat.store import advance, tasks, workflows
+from everbeat.store import advance, expiry, workflows
 from everbeat.store.advance import AdvanceResult
 from everbeat.store.workflow_control import move_on
 from tests.store.conftest import StoreHarness
@@ -365,7 +365,7 @@ def test_an_expired_node_fails_its_workflow_and_skips_its_dependants(db: StoreHa
     nodes = [GraphNode(name="late", task=late, args="{}"), task("needs it"), task("told", template=outcome)]
     flow = Flow.start(db, nodes, [*after(1, 0), Edge(0, 2, tolerates=True)])
     flow.settle_down()
-    db.run(tasks.expire(limit=10, channel=db.target.channel))
+    db.run(expiry.expire(limit=10, channel=db.target.channel))
     flow.play()
     assert flow.nodes() == {"late": "EXPIRED", "needs it": "SKIPPED", "told": "COMPLETED"}
     assert flow.args("told")["got"]["failed"]["code"] == "TASK_EXPIRED"

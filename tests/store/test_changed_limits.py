@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from everbeat.store import limits, migrating, retention, tasks
+from everbeat.store import expiry, limits, migrating, retention, tasks
 from everbeat.store.target import Target
 from tests.invariants import settled_line_breaches
 from tests.store.conftest import StoreHarness
@@ -186,7 +186,7 @@ def test_permits_are_not_kept_for_a_task_that_has_ended(db: StoreHarness, end: s
         case "expired":
             past = db.plain("update {schema}.tasks set good_until = now() - interval '1 s' where id = %s")
             db.connection.execute(past, [large])
-            assert [each.id for each in db.run(tasks.expire(channel=db.target.channel))] == [large]
+            assert [each.id for each in db.run(expiry.expire(channel=db.target.channel))] == [large]
         case _:
             db.connection.execute(db.plain("delete from {schema}.tasks where id = %s"), [large])
     (small,) = send(db, "l")

@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from everbeat.errors import EverbeatError
-from everbeat.store import diagnosis, tasks
+from everbeat.store import diagnosis, expiry, tasks
 from everbeat.store.target import Target
 from tests.invariants import breaches
 from tests.store.conftest import StoreHarness
@@ -90,7 +90,7 @@ def test_a_recovery_that_fails_a_task_sends_its_handler(db: StoreHarness) -> Non
 def test_each_task_of_an_expired_batch_sends_its_handler(db: StoreHarness) -> None:  # K12
     sent = [db.send(policy=POLICY) for _ in range(50)]
     db.connection.execute(db.plain("update {schema}.tasks set good_until = now() - interval '1 second'"))
-    assert len(db.run(tasks.expire(channel=db.target.channel))) == 50
+    assert len(db.run(expiry.expire(channel=db.target.channel))) == 50
     facts = handlers(db, "args #>> '{failure,task_id}', args #>> '{failure,state}'")
     assert sorted(facts) == sorted((str(task_id), "EXPIRED") for task_id in sent)
 
@@ -267,7 +267,7 @@ def test_the_invariant_notices_a_missing_and_a_second_handler(db: StoreHarness, 
     else:
         db.send(policy=POLICY)
         db.connection.execute(db.plain("update {schema}.tasks set good_until = now() - interval '1 second'"))
-        assert len(db.run(tasks.expire(channel=db.target.channel))) == 1
+        assert len(db.run(expiry.expire(channel=db.target.channel))) == 1
     assert numbers() == {"I35"}
     db.connection.execute(db.plain("alter table {schema}.tasks enable trigger tasks_failure_handled"))
     handled = fail(db)

@@ -22,6 +22,7 @@ from everbeat.errors import DatabaseError
 from everbeat.store import (
     batches,
     bulk,
+    expiry,
     leases,
     limits,
     messages,
@@ -166,7 +167,7 @@ def put_aside(db: StoreHarness) -> Act:
 def expire(db: StoreHarness) -> Act:
     db.send()
     db.connection.execute(db.plain("update {schema}.tasks set good_until = now() - interval '1 second'"))
-    return lambda: db.run(tasks.expire(channel=db.target.channel))
+    return lambda: db.run(expiry.expire(channel=db.target.channel))
 
 
 def cancel(db: StoreHarness) -> Act:

@@ -15,7 +15,7 @@ from everbeat.domain.inspection import Pause
 from everbeat.domain.task.outcome import error_from_json
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.domain.task.states import TASK_TERMINAL_STATES, TRANSITIONS, TaskState
-from everbeat.store import claims, leases, tasks
+from everbeat.store import claims, expiry, leases, tasks
 from everbeat.store.database import Database
 from everbeat.store.leases import stop_settlement
 from everbeat.store.statement import source
@@ -176,7 +176,7 @@ def test_a_claimed_task_whose_good_until_passes_expires_at_its_start(db: StoreHa
 def test_a_pending_task_past_its_good_until_is_not_claimed_and_expires(db: StoreHarness) -> None:  # C1
     task_id = db.send(good_until=datetime.now(UTC) - timedelta(seconds=1))
     assert db.claim() == []
-    assert [each.id for each in db.run(tasks.expire(channel=db.target.channel))] == [task_id]
+    assert [each.id for each in db.run(expiry.expire(channel=db.target.channel))] == [task_id]
     assert db.row(task_id, "state, error ->> 'code'") == ("EXPIRED", "TASK_EXPIRED")
     assert db.table("attempts") == []
 
@@ -198,7 +198,7 @@ def test_a_task_that_a_stopping_worker_returned_after_its_start_is_not_expired(
     assert db.run(leases.settle([stop], channel=channel)) == {begun.claim_id: "already"}
     assert db.settle(unbegun, "RELEASED") == "PENDING"
     make_late(db)
-    assert [each.id for each in db.run(tasks.expire(channel=channel))] == [unbegun.id], "its code never ran"
+    assert [each.id for each in db.run(expiry.expire(channel=channel))] == [unbegun.id], "its code never ran"
     assert [claimed.id for claimed in db.claim()] == [begun.id]
     assert db.table("attempts", "outcome, will_retry") == [("RELEASED", True)] * 2
 
@@ -215,7 +215,7 @@ def test_the_error_of_an_expired_retry_contains_the_last_error(
     if is_claimed:
         assert db.start(again[0]) == ["expired"]
     else:
-        assert [each.id for each in db.run(tasks.expire(channel=db.target.channel))] == [claimed.id]
+        assert [each.id for each in db.run(expiry.expire(channel=db.target.channel))] == [claimed.id]
     state, stored = db.row(claimed.id, "state, error::text")
     found = error_from_json(stored)
     assert (state, found.code) == ("EXPIRED", "TASK_EXPIRED")
@@ -240,7 +240,7 @@ def test_a_start_released_before_its_code_ran_does_not_count_as_an_attempt_of_an
     if is_claimed:
         assert db.start(again[0]) == ["expired"]
     else:
-        assert [each.id for each in db.run(tasks.expire(channel=db.target.channel))] == [held.id]
+        assert [each.id for each in db.run(expiry.expire(channel=db.target.channel))] == [held.id]
     state, stored = db.row(held.id, "state, error::text")
     found = error_from_json(stored)
     assert (state, found.code) == ("EXPIRED", "TASK_EXPIRED")
@@ -521,7 +521,7 @@ def test_hints_about_hundreds_of_tasks_are_split_over_several_notifications(db: 
     past = datetime.now(UTC) - timedelta(seconds=1)
     for _ in range(450):
         db.send(good_until=past)
-    assert len(db.run(tasks.expire(channel=db.target.channel, limit=1_000))) == 450
+    assert len(db.run(expiry.expire(channel=db.target.channel, limit=1_000))) == 450
     for _ in range(450):
         db.send()
     claimed = db.claim(limit=1_000)

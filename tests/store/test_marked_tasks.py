@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from everbeat.domain.task.policy import StoredPolicy
-from everbeat.store import claims, leases, lines, tasks
+from everbeat.store import claims, expiry, leases, lines, tasks
 from everbeat.store.claims import Claimed, suspects_wait
 from everbeat.store.leases import decline
 from everbeat.store.tasks import BEGINNING, MarkedGroup, marked
@@ -249,7 +249,7 @@ def test_a_marked_task_past_its_good_until_is_not_claimed(db: StoreHarness) -> N
     sent = mark(db, good_until=datetime.now(UTC) + timedelta(minutes=1))
     db.connection.execute(db.plain("update {schema}.tasks set good_until = now() - interval '1 second'"))
     assert db.claim(marked=groups(db)) == []
-    db.run(tasks.expire(channel="c", limit=10))
+    db.run(expiry.expire(channel="c", limit=10))
     assert db.row(sent, "state") == "EXPIRED"
 
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from psycopg import sql
 
-from everbeat.store import claims, leases, retention, tasks, workers
+from everbeat.store import claims, expiry, leases, retention, tasks, workers
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
 from everbeat.store.user_connection.drivers import numbered
@@ -95,7 +95,7 @@ def test_every_repeated_statement_takes_the_server_less_than_100_ms(million: Sto
         "send": tasks.insert_task(new[0], channel="c"),
         "cancel": tasks.cancel(leased[0][0], channel="c", call=uuid4()),
         f"outcomes of {BATCH}": tasks.outcomes([one for one, _ in leased]),
-        "expiry of 200": tasks.expire(channel="c"),
+        "expiry of 200": expiry.expire(channel="c"),
         f"beat for {HELD}": workers.beat("s1", all_leased, draining=False),
         "sessions": workers.watch_sessions(),
         "beats": workers.watch_beats(),

@@ -15,7 +15,18 @@ from psycopg import sql
 from everbeat.domain.identifiers import bounds
 from everbeat.domain.task.needs import MarkedTasks
 from everbeat.domain.task.states import TaskState
-from everbeat.store import claims, diagnosis, inspection, leases, lines, migrating, retention, tasks, workers
+from everbeat.store import (
+    claims,
+    diagnosis,
+    expiry,
+    inspection,
+    leases,
+    lines,
+    migrating,
+    retention,
+    tasks,
+    workers,
+)
 from everbeat.store.claims import suspects_wait
 from everbeat.store.leases import decline
 from everbeat.store.statement import Statement, compose
@@ -374,7 +385,7 @@ def test_send_cancel_expire_and_outcomes_read_a_bounded_number_of_pages(loaded: 
     some = [one[0] for one in held(loaded, 100)]
     check_plan(loaded, tasks.outcomes(some), pages=600)
     check_plan(loaded, tasks.cancel(some[0], channel=channel, call=uuid4()), pages=60)
-    check_plan(loaded, tasks.expire(channel=channel, limit=200), pages=6_000)
+    check_plan(loaded, expiry.expire(channel=channel, limit=200), pages=6_000)
 
 
 def test_check_plan_fails_for_a_plan_with_a_sequential_scan(loaded: StoreHarness) -> None:

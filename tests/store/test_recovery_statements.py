@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from everbeat.store import claims, leases, retention, tasks, workers
+from everbeat.store import claims, expiry, leases, retention, tasks, workers
 from everbeat.store.database import Database
 from everbeat.store.statement import Statement
 from everbeat.store.workers import predecessors
@@ -511,7 +511,7 @@ def test_a_recovered_task_that_could_not_start_before_good_until_fails(db: Store
 def test_expire_ignores_claimed_and_running_tasks(db: StoreHarness) -> None:  # C2
     running = db.running()
     db.connection.execute(f"update \"{db.target.schema}\".tasks set good_until = now() - interval '1 s'")  # type: ignore[arg-type]
-    assert db.run(tasks.expire(channel=db.target.channel)) == []
+    assert db.run(expiry.expire(channel=db.target.channel)) == []
     db.connection.execute(f'update "{db.target.schema}".tasks set good_until = null')  # type: ignore[arg-type]
     db.settle(running)
 

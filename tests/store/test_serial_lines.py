@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from everbeat.domain.task.states import TaskState
-from everbeat.store import claims, leases, lines, tasks
+from everbeat.store import claims, expiry, leases, lines, tasks
 from everbeat.store.claims import Claimed
 from everbeat.store.database import Database
 from everbeat.store.leases import RecoveryOrder
@@ -108,7 +108,7 @@ def test_a_head_that_ends_or_is_released_makes_way_for_the_next_task(db: StoreHa
         case _:
             db.connection.execute(past, [first])
             assert claimed_ids(db) == []
-            assert [each.id for each in db.run(tasks.expire(channel=db.target.channel))] == [first]
+            assert [each.id for each in db.run(expiry.expire(channel=db.target.channel))] == [first]
     assert claimed_ids(db) == [second]
 
 

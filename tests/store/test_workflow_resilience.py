@@ -13,7 +13,7 @@ import pytest
 from everbeat.domain.plan import perform
 from everbeat.domain.workflow.graph import ITEM, Edge, Graph, GraphNode, Hole, TaskSpec
 from everbeat.errors import WorkflowNotRetryable
-from everbeat.store import advance, retention, tasks
+from everbeat.store import advance, expiry, retention, tasks
 from everbeat.store import workflow_control as control
 from everbeat.store.claims import Claimed
 from everbeat.store.database import Database
@@ -373,7 +373,7 @@ class TestRetries:
         late = TaskSpec(name="work", queue="default", good_until=datetime.now(UTC) - timedelta(seconds=1))
         flow = Flow.start(db, [GraphNode(name="late", task=late, args="{}")])
         flow.settle_down()
-        db.run(tasks.expire(limit=10, channel=db.target.channel))
+        db.run(expiry.expire(limit=10, channel=db.target.channel))
         flow.settle_down()
         assert flow.state == "FAILED"
         flow.retry()
@@ -392,7 +392,7 @@ class TestRetries:
         passed = "update {schema}.nodes set options = (options::jsonb || jsonb_build_object('good_until', now() - interval '1 s'))::json"
         assert db.connection.execute(db.plain(passed)).rowcount == 1
         flow.retry()
-        db.run(tasks.expire(limit=10, channel=db.target.channel))
+        db.run(expiry.expire(limit=10, channel=db.target.channel))
         flow.play()
         assert flow.state == "COMPLETED"
 

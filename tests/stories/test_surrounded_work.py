@@ -102,7 +102,9 @@ def test_a_resource_that_breaks_later_is_the_start_problem_of_the_tree(
     scenario.until(problem, within=40, what="the reason is stored", tree=tree)
     assert problem().startswith("Resource 'inner' (")
     (scenario.gates / "broken").unlink()
-    scenario.until(lambda: scenario.workers(tree) and not problem(), within=90, what="a worker again", tree=tree)
+    scenario.until(
+        lambda: scenario.workers(tree) and not problem(), within=90, what="a worker again", tree=tree
+    )
 
 
 def test_a_resource_that_does_not_close_is_reported_and_delays_the_shutdown_by_seconds_only(

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from itertools import product
 from types import ModuleType
 from typing import Any
 from uuid import UUID
@@ -16,6 +17,7 @@ import pytest
 
 from everbeat import Schedule
 from tests.stories.scenario import Scenario, Tree, program_of
+from tests.variants import long_except
 
 pytestmark = pytest.mark.story
 
@@ -45,9 +47,9 @@ def links(span: dict[str, Any]) -> set[tuple[str, str]]:
     return {(link["context"]["trace_id"], link["context"]["span_id"]) for link in span["links"]}
 
 
-@pytest.fixture(params=["link", "parent"])
+@pytest.fixture
 def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    return str(getattr(request, "param", "link"))
 
 
 @pytest.fixture
@@ -78,7 +80,11 @@ def order(scenario: Scenario, program: ModuleType, kind: str, *, tree: Tree) -> 
     return task_id
 
 
-@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    long_except(product(("link", "parent"), ("thread", "process")), ("link", "thread")),
+    indirect=["mode"],
+)
 def test_a_request_a_killed_attempt_and_its_second_run_are_one_readable_trace(
     scenario: Scenario, program: ModuleType, mode: str, kind: str
 ) -> None:
@@ -124,7 +130,6 @@ def test_a_request_a_killed_attempt_and_its_second_run_are_one_readable_trace(
     assert f"trace_id={trace_id} span_id={span_id}" in line
 
 
-@pytest.mark.parametrize("mode", ["link"], indirect=True)
 def test_processes_export_their_last_spans_when_they_exit(scenario: Scenario, program: ModuleType) -> None:
     scenario.open_gate("batched")
     scenario.open_gate("calm")
@@ -137,7 +142,7 @@ def test_processes_export_their_last_spans_when_they_exit(scenario: Scenario, pr
     assert len(named(program, "process default")) == 2
 
 
-@pytest.mark.parametrize("mode", ["link"], indirect=True)
+@pytest.mark.long
 def test_a_tick_has_a_span_that_is_the_parent_of_its_send(scenario: Scenario, program: ModuleType) -> None:
     program.app.put_schedule(Schedule("pulse", program.tick.call(), every="1s"))
     tree = scenario.ready_tree(program="traced", worker=WORKER)

@@ -11,7 +11,7 @@ import pytest
 
 from everbeat.domain.task.policy import OnCrash, StoredPolicy
 from everbeat.protocol import Drain, Leaving
-from everbeat.store import tasks
+from everbeat.store import expiry
 from tests.worker.harness import WorkerHarness
 from tests.worker.proxy import Proxy
 from tests.worker.sample_tasks import gate
@@ -83,7 +83,7 @@ async def test_a_task_released_at_shutdown_runs_again_after_its_good_until(
     late = "select statement_timestamp() > %s as late"
     async with harness.worker(queues=["other"]) as idle:
         await idle.until(lambda: harness.query(late, soon)[0]["late"])
-    assert harness.run(tasks.expire(channel=harness.target.channel)) == []
+    assert harness.run(expiry.expire(channel=harness.target.channel)) == []
     async with harness.worker() as running:
         await running.until(lambda: gate.journal.count(("begun", "w")) == 2)
         assert harness.task(task_id)["attempt"] == 2

@@ -13,6 +13,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TracerProvider
 
 from everbeat.domain.settings.checks import one_of, public
+from everbeat.domain.task.current import current_attempt
 from everbeat.domain.tracing import names
 from everbeat.domain.tracing.carrier import Carrier
 from everbeat.domain.tracing.model import (
@@ -26,7 +27,7 @@ from everbeat.domain.tracing.model import (
 from everbeat.errors import WORKER_CRASHED
 
 MOST_CREATED: Final = 100
-"""The largest send of many tasks for which each task gets a span of its own."""
+"""The largest send of many tasks for which each task gets its own span."""
 _LONGEST_TEXT: Final = 1_000
 _PLAIN: Final = (str, bool, int, float)
 _Attributes = dict[str, str | bool | int | float]
@@ -36,8 +37,8 @@ _Attributes = dict[str, str | bool | int | float]
 class OpenTelemetry(Tracer):
     """Creates OpenTelemetry spans with the API's tracer provider, or with `provider`.
 
-    `trace`: "link" begins a new trace with each attempt and links it to the send. "parent" makes the attempt a child of the send, in the
-    same trace. `labels` are the names of the labels that spans get as attributes.
+    With `trace="link"`, each attempt begins a new trace, which is linked to the send. With "parent", the attempt is a child of the
+    send, in the same trace. `labels` are the names of the labels that spans get as attributes.
 
         app = App(tracing=OpenTelemetry())
     """
@@ -55,7 +56,7 @@ class OpenTelemetry(Tracer):
 
     @contextmanager
     def sending(self, sends: Sequence[TracedSend], /) -> Iterator[Sequence[Carrier]]:
-        """Create the spans of a send. Each task of a send of up to 100 tasks gets a span of its own."""
+        """Create the spans of a send. Each task of a send of up to 100 tasks gets its own span."""
         if len(sends) == 1:
             (send,) = sends
             attributes = self._sent(send) | _operation("send", "send", send.queue)
@@ -109,7 +110,8 @@ class OpenTelemetry(Tracer):
     @contextmanager
     def step(self, name: str, /) -> Iterator[None]:
         """Create the span of a step's function."""
-        with self._span(names.STEP_SPAN.format(name), SpanKind.INTERNAL, {names.STEP: name}):
+        attributes = _inside() | {names.STEP: name}
+        with self._span(names.STEP_SPAN.format(name), SpanKind.INTERNAL, attributes):
             yield
 
     def step_recorded(self, name: str, /) -> None:
@@ -119,7 +121,7 @@ class OpenTelemetry(Tracer):
     @contextmanager
     def committing(self) -> Iterator[None]:
         """Create the span of a commit's block."""
-        with self._span(names.COMMIT_SPAN, SpanKind.INTERNAL, {}):
+        with self._span(names.COMMIT_SPAN, SpanKind.INTERNAL, _inside()):
             yield
 
     def recovered(self, recoveries: Sequence[TracedRecovery], /) -> None:
@@ -237,6 +239,12 @@ def _carrier() -> Carrier:
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     return carrier
+
+
+def _inside() -> _Attributes:
+    """Return the id of the running task, by which a span can be found if the span of its attempt was lost."""
+    attempt = current_attempt()
+    return {} if attempt is None else {names.MESSAGE_ID: str(attempt.task_id)}
 
 
 def _operation(name: str, kind: str, queue: str) -> _Attributes:

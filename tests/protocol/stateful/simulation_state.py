@@ -7,7 +7,7 @@ from collections import Counter
 from uuid import uuid4
 
 from everbeat.domain.task.states import TaskState
-from everbeat.store import tasks
+from everbeat.store import expiry, tasks
 from tests.protocol.stateful.database import FaultyDatabase
 from tests.protocol.stateful.holder_actions import HolderActions
 from tests.protocol.stateful.ledger import POLICIES, TERMINAL, Entry, Grant, Ledger, Policy
@@ -99,7 +99,7 @@ class SimulationState:
             entry.free("CANCELLED")
 
     def expire(self) -> None:
-        expired = self.database.run(tasks.expire(channel=self.database.target.channel))
+        expired = self.database.run(expiry.expire(channel=self.database.target.channel))
         gone = {each.id for each in expired}
         late = {
             entry.id for entry in self.ledger.entries.values() if entry.state == "PENDING" and entry.is_late

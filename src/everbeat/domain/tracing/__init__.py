@@ -1,1 +1,1 @@
-"""Tracing: what tracers see of the work, the carriers that are stored with tasks, and the names of attributes."""
+"""Tracing: the records that tracers get about the work, the carriers that are stored with tasks, and the names of attributes."""

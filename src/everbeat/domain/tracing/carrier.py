@@ -41,7 +41,7 @@ def encode_carrier(carrier: Carrier) -> str | None:
 
 
 def carrier_of(stored: Any) -> Carrier:
-    """Return the carrier in a decoded JSON value. Everything that is not a text is left out, because the row might have been changed by hand."""
+    """Return the carrier in a decoded JSON value. Values that are not texts are left out, because the row might have been changed by hand."""
     if not isinstance(stored, dict):
         return NO_CARRIER
     return {name: text for name, text in stored.items() if isinstance(text, str) and text.isprintable()}

@@ -1,4 +1,4 @@
-"""What tracers see of the work, and the class from which a tracer inherits."""
+"""The records that tracers get about the work, and the class from which a tracer inherits."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ SYNTHESIZED: Final = "everbeat.synthesized"
 RECOVERY_ACTION: Final = "everbeat.recovery.action"
 CERTIFICATE: Final = "everbeat.certificate."
 LINK: Final = "everbeat.link"
-"""What the span at the other end of a link is: the send, or the dead attempt."""
+"""The kind of the span at the other end of a link: `send`, or `attempt` for a dead attempt."""
 
 STEP_SPAN: Final = "everbeat.step {}"
 COMMIT_SPAN: Final = "everbeat.commit"

@@ -1,4 +1,4 @@
--- What tracers need of recoveries: the latest recovery of each of these tasks by this process, with the carrier of the task. The recoveries are
+-- List recoveries for tracers: the latest recovery of each of these tasks by this process, with the carrier of the task. The recoveries are
 -- found by recoveries_by_task, the attempts and the tasks by their primary keys.
 select
     r.task_id, r.name, r.queue, r.attempt, r.fence, r.worker_id, r.hostname, r.pid, r.action, r.cause, r.noticed_by, r.recovered_by,
