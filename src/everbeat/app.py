@@ -163,7 +163,16 @@ class App(
             silence=silence_rules(self.recovery),
             payload_limit=self.payload_limit,
         )
-        self._sender = CallSender(
+        self._sender = self._new_sender(limits)
+        self._registry = Registry(self._sender)
+        self._schedules = ScheduleRegistry(self._sender)
+        self._workflow_sender = WorkflowSender(
+            self._operations, sender=self._sender, knows=self._registry.__contains__
+        )
+        self._workflows: dict[str, WorkflowDefinition[..., Any]] = {}
+
+    def _new_sender(self, limits: Sequence[Limit]) -> CallSender:
+        return CallSender(
             self._operations,
             on_crash=self.on_crash,
             stall_timeout_ms=self.stall_timeout_ms,
@@ -171,12 +180,6 @@ class App(
             limits=LimitBook.of(limits, self.queue_configs),
             tracing=self._tracing,
         )
-        self._registry = Registry(self._sender)
-        self._schedules = ScheduleRegistry(self._sender)
-        self._workflow_sender = WorkflowSender(
-            self._operations, sender=self._sender, knows=self._registry.__contains__
-        )
-        self._workflows: dict[str, WorkflowDefinition[..., Any]] = {}
 
     def __repr__(self) -> str:
         return f"<App {self.name!r}, schema {self.schema!r}, {amount(len(self.tasks), 'task')}>"

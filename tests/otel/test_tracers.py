@@ -78,7 +78,7 @@ async def test_a_tracer_that_raises_breaks_no_send_and_no_task_and_is_logged_onc
 
 
 class Noted(Tracer):
-    """Gives a carrier of its own, and notes what it sees."""
+    """Gives its own carrier, and notes its calls."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log = name, log
@@ -147,7 +147,7 @@ def test_a_bad_carrier_reads_as_an_empty_one(stored: str) -> None:
     assert "\0" not in "".join(found.values())
 
 
-def test_a_carrier_that_is_no_object_is_empty() -> None:
+def test_a_carrier_that_is_not_an_object_is_empty() -> None:
     assert [carrier_of(value) for value in (None, 7, [], "x")] == [{}] * 4
 
 
@@ -175,7 +175,7 @@ async def test_rows_with_bad_carriers_run_like_all_others(
 
 
 @pytest.mark.parametrize("given", [7, "otel", [Broken], Broken])
-def test_what_is_no_tracer_is_refused(given: Any) -> None:
+def test_a_value_that_is_not_a_tracer_is_refused(given: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=r"App.tracing = .* must be a tracer or a sequence of tracers"
     ):

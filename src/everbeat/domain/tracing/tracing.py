@@ -19,14 +19,14 @@ from everbeat.domain.tracing.model import (
 
 T = TypeVar("T")
 R = TypeVar("R")
-Report: TypeAlias = Callable[[Tracer, str, Exception], None]
+TracerReport: TypeAlias = Callable[[Tracer, str, Exception], None]
 """Reports that a method of a tracer raised an exception: the tracer, the method's name and the exception."""
 
 
 class Tracing:
     """The tracers of an app. `report` is called at the first error of each method of each tracer."""
 
-    def __init__(self, tracers: Sequence[Tracer], report: Report) -> None:
+    def __init__(self, tracers: Sequence[Tracer], report: TracerReport) -> None:
         self.tracers = tuple(tracers)
         self._report = report
         self._reported: set[tuple[int, str]] = set()
