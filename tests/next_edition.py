@@ -53,16 +53,15 @@ create index {concurrently} tasks_pending_next on {schema}.tasks (queue, priorit
 }
 NEEDS: Final = f"json_build_object('arguments', json_build_array('n'), 'edition', {NEXT})"
 CHANGES: Final = (
-    ("sql/task/insert_task.sql", "serial_at, gates, costs, labels)", "serial_at, gates, costs, labels, edition, needs, needs_id)"),
+    ("sql/task/insert_task.sql", "serial_at, gates, costs, labels\n", "serial_at, gates, costs, labels, edition, needs, needs_id\n"),
     (
         "sql/task/insert_task.sql",
-        "%(labels)s::text::jsonb\n)\non conflict do nothing",
+        "%(labels)s::text::jsonb\n",
         f"""%(labels)s::text::jsonb,
     case when %(name)s = 'newer' then {NEXT} else {CODE} end,
     case when %(name)s = 'newer' then {NEEDS} end,
     case when %(name)s = 'newer' then {{schema}}.mark_of('newer', {NEEDS}) end
-)
-on conflict do nothing""",
+""",
     ),
     ("sql/task/claim_tasks.sql", "    set state = case when p.begins", f"    set leased_by = {NEXT}, state = case when p.begins"),
     ("domain/task/needs.py", "    arguments: list[str] | None = None\n", f"    arguments: list[str] | None = None\n    edition: int = {CODE}\n"),

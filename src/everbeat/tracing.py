@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from everbeat.domain.tracing.carrier import Carrier as Carrier
 from everbeat.domain.tracing.model import TracedAttempt as TracedAttempt
@@ -12,18 +13,29 @@ from everbeat.domain.tracing.model import TracedRecovery as TracedRecovery
 from everbeat.domain.tracing.model import TracedSend as TracedSend
 from everbeat.domain.tracing.model import TracedWorkflow as TracedWorkflow
 from everbeat.domain.tracing.model import Tracer as Tracer
-from everbeat.errors import OpenTelemetryNotInstalled
+from everbeat.errors import OpenTelemetryNotInstalled as _OpenTelemetryNotInstalled
 
-if TYPE_CHECKING:
+if _TYPE_CHECKING:
     from everbeat.otel.spans import OpenTelemetry as OpenTelemetry
 
+__all__ = [
+    "Carrier",
+    "OpenTelemetry",
+    "TracedAttempt",
+    "TracedEnd",
+    "TracedRecovery",
+    "TracedSend",
+    "TracedWorkflow",
+    "Tracer",
+]
 
-def __getattr__(name: str) -> Any:
+
+def __getattr__(name: str) -> _Any:
     if name != "OpenTelemetry":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return import_module("everbeat.otel.spans").OpenTelemetry
+        return _import_module("everbeat.otel.spans").OpenTelemetry
     except ModuleNotFoundError as problem:
         if (problem.name or "").partition(".")[0] != "opentelemetry":
             raise
-        raise OpenTelemetryNotInstalled from None
+        raise _OpenTelemetryNotInstalled from None

@@ -24,6 +24,7 @@ MODULES = (
     "everbeat.logging",
     "everbeat.middleware",
     "everbeat.recovery",
+    "everbeat.tracing",
     "everbeat.workflows",
     "everbeat.testing",
     "everbeat.web",
