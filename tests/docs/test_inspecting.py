@@ -41,7 +41,7 @@ def members(record: Any) -> Iterator[tuple[str, str]]:
     """The fields and then the properties, with their annotations; of a TaskInfo those that a TaskSummary has not."""
     elsewhere = TaskSummary if record is TaskInfo else object
     for name in record.__struct_fields__:
-        if not hasattr(elsewhere, name):
+        if not hasattr(elsewhere, name) and not name.startswith("_"):
             owner = next(each for each in record.__mro__ if name in inspect.get_annotations(each))
             yield name, written(inspect.get_annotations(owner)[name])
     for owner in reversed(record.__mro__):
