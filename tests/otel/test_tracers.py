@@ -6,6 +6,8 @@ import json
 import logging
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,9 +16,14 @@ import pytest
 from psycopg import sql
 
 from everbeat import App, Context
+from everbeat.domain.recovery.hooks import HookSet
 from everbeat.domain.tracing.carrier import CARRIER_BYTES, carrier_of, decode_carrier, encode_carrier
-from everbeat.domain.tracing.model import TracedAttempt, TracedEnd, TracedSend, Tracer
+from everbeat.domain.tracing.model import TracedAttempt, TracedEnd, TracedRecovery, TracedSend, Tracer
+from everbeat.domain.tracing.tracing import Tracing
 from everbeat.errors import ConfigurationError, OpenTelemetryNotInstalled
+from everbeat.recovering.hooks import LocalHooks
+from everbeat.runtime.events import EventBus
+from everbeat.runtime.tracing_log import log_tracer_failure
 from everbeat.store.target import Target
 from everbeat.tracing import Carrier
 from tests.client.working import working
@@ -75,6 +82,25 @@ async def test_a_tracer_that_raises_breaks_no_send_and_no_task_and_is_logged_onc
     assert len([record for record in failed if "method=running" in record.message]) == 1
     assert len([record for record in failed if "method=sending" in record.message]) == 1
     assert all("Broken method=" in record.message and record.exc_info for record in failed)
+
+
+async def test_a_tracer_that_hangs_delays_recovery_by_the_time_limit_of_hooks_only() -> None:
+    released = threading.Event()
+    calls: list[int] = []
+
+    class Hanging(Tracer):
+        def recovered(self, recoveries: Sequence[TracedRecovery], /) -> None:
+            calls.append(len(recoveries))
+            released.wait(30)
+
+    tracing = Tracing([Hanging()], log_tracer_failure)
+    hooks = LocalHooks(HookSet(tracing=tracing), timeout_s=0.1, events=EventBus())
+    assert hooks.scopes.interrupted
+    began_at = time.monotonic()
+    await hooks.interrupted([])
+    assert time.monotonic() - began_at < 20
+    assert calls == [0]
+    released.set()
 
 
 class Noted(Tracer):

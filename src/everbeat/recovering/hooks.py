@@ -100,7 +100,10 @@ class LocalHooks:
         """Call the tracers and the `on_interrupted` hook, if any, for each of these tasks, which recovery took from their workers."""
         if (tracing := self._hooks.tracing) is not None:
             found = [context._traced for context in contexts if context._traced is not None]
-            await asyncio.to_thread(tracing.recovered, found)
+            # A tracer that hangs must not delay the next recovery.
+            await asyncio.wait(
+                {asyncio.ensure_future(asyncio.to_thread(tracing.recovered, found))}, timeout=self._timeout_s
+            )
         hook = self._hooks.interrupted
         if hook is None:
             return
