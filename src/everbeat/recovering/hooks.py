@@ -100,10 +100,9 @@ class LocalHooks:
         """Call the tracers and the `on_interrupted` hook, if any, for each of these tasks, which recovery took from their workers."""
         if (tracing := self._hooks.tracing) is not None:
             found = [context._traced for context in contexts if context._traced is not None]
-            # A tracer that hangs must not delay the next recovery.
-            await asyncio.wait(
-                {asyncio.ensure_future(asyncio.to_thread(tracing.recovered, found))}, timeout=self._timeout_s
-            )
+            # A tracer might hang, so it has the time limit of a hook.
+            tracer = Hook(kind="on_interrupted", function=tracing.recovered, is_async=False)
+            await self._tried(tracer, found, None)
         hook = self._hooks.interrupted
         if hook is None:
             return
@@ -120,9 +119,7 @@ class LocalHooks:
         if self._hooks.recovered is not None:
             await self._tried(self._hooks.recovered, summary, None)
 
-    async def _tried(
-        self, hook: Hook, subject: RecoveryContext | SweepSummary, task: RecoveryContext | None
-    ) -> object:
+    async def _tried(self, hook: Hook, subject: object, task: RecoveryContext | None) -> object:
         try:
             return await self._called(hook, subject)
         except _Problem as error:
