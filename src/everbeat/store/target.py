@@ -47,6 +47,8 @@ from everbeat.store.url import Pooler, read_url, require_schema_name, shown_url,
 OLDEST_SERVER: Final = 140_000
 CONNECT_TIMEOUT_S: Final = 5
 _SHORTEST_GREETING_S: Final = 0.25
+_ABOUT_DATA: Final = ("22", "23")
+"""Classes of errors whose details contain data: PostgreSQL repeats the whole row that violates a constraint."""
 
 # After 5 s of silence, a connection is probed three times at intervals of 2 s. It fails if sent data is not acknowledged within 10 s.
 _KEEPALIVE: Final = {
@@ -253,11 +255,18 @@ class Target(Struct, frozen=True):
 
     def gone(self, problem: psycopg.Error) -> SchemaGone:
         """Return the error for a schema that has disappeared. The error counts as an outage until the schema is back."""
-        text = _one_line(without_secrets(str(problem), self.url))
+        text = self._told(problem)
         return SchemaGone(
             f"The schema {self.schema!r} in {self.shown!r} is gone, renamed or dropped: {text}.",
             fix=f"if it was renamed, {self._rename_back}.",
         )
+
+    def _told(self, problem: BaseException) -> str:
+        """Return a message of the server or libpq without secrets, and without the values of a row that the server refused."""
+        text = str(problem)
+        if isinstance(problem, psycopg.Error) and (problem.sqlstate or "")[:2] in _ABOUT_DATA:
+            text = problem.diag.message_primary or text
+        return _one_line(without_secrets(text, self.url))
 
     @property
     def _rename_back(self) -> str:
@@ -272,7 +281,7 @@ class Target(Struct, frozen=True):
         """
         if not isinstance(problem, psycopg.errors.ReadOnlySqlTransaction):
             return None
-        text = _one_line(without_secrets(str(problem), self.url))
+        text = self._told(problem)
         found, fix = read_only(connection)
         return DatabaseReadOnly(f"The database at {self.shown!r} {found}, and this writes: {text}.", fix=fix)
 
@@ -280,7 +289,7 @@ class Target(Struct, frozen=True):
         """Return the everbeat error for a failed connection attempt or statement."""
         if (refused := self.refused_write(problem, None)) is not None:
             return refused
-        text = _one_line(without_secrets(str(problem), self.url))
+        text = self._told(problem)
         match problem.sqlstate:
             case "42P01" | "3F000" | "42703":
                 return SchemaMissing(
