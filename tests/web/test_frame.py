@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import httpx
+import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from everbeat import App
+from everbeat.web import live
 from tests.web.conftest import NewVisitor
 
 
@@ -109,3 +112,23 @@ async def test_the_search_goes_to_a_task_by_the_beginning_of_its_id(
     assert await found(str(task.id)[:18]) == f"/tasks/{task.id}"
     assert await found("order-1") == "/tasks?key=order-1"
     assert await found("charge") == "/tasks?name=charge"
+
+
+async def test_an_address_with_a_slash_too_many_leads_to_its_page_without_naming_a_host(
+    new_visitor: NewVisitor,
+) -> None:
+    visitor = new_visitor(prefix="/ops", mounted=lambda web: Starlette(routes=[Mount("/ops", app=web)]))
+    answer = await visitor.get("/tasks/")
+    assert (answer.status_code, answer.headers["location"]) == (307, "/ops/tasks")
+    for path in ("/nothing/", "/.//evil.test/", "/tasks//evil.test/"):
+        assert (await visitor.get(path)).status_code == 404, path
+
+
+async def test_more_viewers_than_the_limit_are_refused_even_if_all_come_at_once(
+    new_visitor: NewVisitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MOST_VIEWERS", 3)
+    visitor = new_visitor("see")
+    answers = await asyncio.gather(*(visitor.get("/pulse/stream", once="1") for _ in range(12)))
+    assert sum("event: parts" in answer.text for answer in answers) == 3
+    assert sum("too many viewers" in answer.text for answer in answers) == 9

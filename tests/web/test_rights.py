@@ -176,6 +176,8 @@ async def test_a_trusted_header_counts_only_from_its_proxy(app: App) -> None:
 
     assert await status(web(), client="10.1.2.3", x_user="eve") == 200
     assert await status(web(), client="::1", x_user="eve") == 200
+    assert await status(web(), client="::ffff:10.1.2.3", x_user="eve") == 200
+    assert await status(web(), client="::ffff:203.0.113.7", x_user="eve") == 403
     assert await status(web(), client="203.0.113.7", x_user="eve") == 403
     assert await status(web(), client="10.1.2.3", x_user="mallory") == 403
     assert await status(web(), client="10.1.2.3") == 403
@@ -187,6 +189,7 @@ async def test_without_authentication_only_this_machine_is_answered_by_its_own_n
 
     for host in ("localhost", "127.0.0.1", "127.0.0.1:7717", "[::1]:7717"):
         assert await status(web(), client="127.0.0.1", host=host) == 200, host
+    assert await status(web(), client="::ffff:127.0.0.1", host="localhost") == 200
     for host in ("dashboard.test", "localhost.evil.test", "127.0.0.1.evil.test", "0.0.0.0"):
         assert await status(web(), client="127.0.0.1", host=host) == 403, host
     assert await status(web(), client="10.0.0.1", host="localhost") == 403
@@ -199,6 +202,35 @@ async def test_a_function_of_the_user_can_be_async_and_can_reject(app: App) -> N
 
     assert await status(Web(app, auth=who), x_test="1") == 200
     assert await status(Web(app, auth=who)) == 403
+
+
+async def test_a_function_of_the_user_that_fails_admits_nobody_and_keeps_its_message(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    def who(request: Request) -> User | None:
+        raise RuntimeError(request.headers["x-test"])
+
+    web = Web(app, auth=who)
+    transport = httpx.ASGITransport(web)
+    async with httpx.AsyncClient(transport=transport, base_url="http://dashboard.test") as session:
+        for path in ("/tasks", "/nothing", "/pulse/stream"):
+            answer = await session.get(path, headers={"x-test": "the-session-token"})
+            assert answer.status_code == 500, path
+            assert "shop" not in answer.text
+            assert "the-session-token" not in answer.text + "".join(r.getMessage() for r in caplog.records)
+    await web.aclose()
+    assert "RuntimeError" in caplog.text
+
+
+async def test_texts_that_no_row_and_no_digest_can_contain_are_refused(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:
+    visitor = new_visitor("admin")
+    assert (await visitor.get("/find", q="\0")).status_code == 303
+    assert (await visitor.get("/find", q="a\0b")).status_code == 303
+    for verb in ("cancel", "delete", "retry", "run_now"):
+        answer = await visitor.post(f"/tasks/all/{verb}", digest="\u202e", state="FAILED")
+        assert answer.status_code == 409, answer.text
 
 
 def test_a_dashboard_without_authentication_cannot_be_made(app: App) -> None:

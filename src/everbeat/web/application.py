@@ -102,7 +102,10 @@ class Web:
         self.paths = frozenset(route.path for route in ROUTES)
         addresses = [Address(route.path, self._endpoint(route), methods=[route.method]) for route in ROUTES]
         addresses.append(Address("/static/{name}", self._static, methods=["GET"]))
-        self._router = Router(addresses, default=self._absent, lifespan=self._lifespan)
+        # A redirect of the router would contain the scheme and the host that the server sees behind a proxy.
+        self._router = Router(
+            addresses, default=self._absent, lifespan=self._lifespan, redirect_slashes=False
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI defines it."""
@@ -165,7 +168,7 @@ class Web:
         """Answer a request: authenticate, check the role and the origin, read the form, run the page function, and render its answer."""
         visit = None
         try:
-            user = await authenticated(self._auth, request)
+            user = await self._user(request)
             visit = Visit(self, request, user, query=FormFields({}), form=FormFields({}))
             require(user, route.role, changes=route.changes, read_only=self.read_only)
             visit.query = read_query(request)
@@ -178,12 +181,16 @@ class Web:
         except EverbeatError as problem:
             return await self._rendered(visit, rendering.problem_page(problem)) if visit else _plain(500)
         except Exception as problem:  # noqa: BLE001 - a defect must not end the server, and its message can contain a payload
-            frames = "".join(traceback.format_tb(problem.__traceback__))
-            _log.error("The page %s failed with %s:\n%s", route.path, type(problem).__name__, frames)
-            defect = RequestRefused(
-                500, "DEFECT", "This page has a defect. The log of the dashboard has the details."
-            )
-            return await self._refused(visit, request, defect)
+            return await self._refused(visit, request, _defect(f"The page {route.path}", problem))
+
+    async def _user(self, request: Request) -> User:
+        """Return the user of a request. A function that fails admits nobody."""
+        try:
+            return await authenticated(self._auth, request)
+        except RequestRefused:
+            raise
+        except Exception as problem:  # noqa: BLE001 - the function of the installation; its message can contain a secret
+            raise _defect("The function that authenticates", problem) from None
 
     async def _answered(self, route: Route, visit: Visit) -> PageResult:
         if route.changes:
@@ -260,17 +267,23 @@ class Web:
             404, "NO_SUCH_PAGE", "There is no such page.", fix="follow a link of the navigation."
         )
         try:
-            visit = Visit(
-                self,
-                request,
-                await authenticated(self._auth, request),
-                query=FormFields({}),
-                form=FormFields({}),
-            )
-            response = await self._refused(visit, request, refusal)
+            user = await self._user(request)
+            visit = Visit(self, request, user, query=FormFields({}), form=FormFields({}))
+            page = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/")
+            if page in self.paths and scope["method"] in ("GET", "HEAD"):
+                response: Response = RedirectResponse(visit.link(page), 307)
+            else:
+                response = await self._refused(visit, request, refusal)
         except RequestRefused as stranger:
             response = await self._refused(None, request, stranger)
         await response(scope, receive, send)
+
+
+def _defect(what: str, problem: Exception) -> RequestRefused:
+    """Write where something failed to the log, without the message, and return the answer."""
+    frames = "".join(traceback.format_tb(problem.__traceback__))
+    _log.error("%s failed with %s:\n%s", what, type(problem).__name__, frames)
+    return RequestRefused(500, "DEFECT", "This page has a defect. The log of the dashboard has the details.")
 
 
 def _plain(status: int) -> Response:

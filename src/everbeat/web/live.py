@@ -92,7 +92,7 @@ class Live:
         calm, once = (visit.query.get(name) is not None for name in ("calm", "once"))
         watch, incidents = await self._opened()
         if watch.viewers >= MOST_VIEWERS:
-            return Response("Too many viewers.", 503, headers={"retry-after": "30"})
+            return Response(_FULL, 503, headers={"retry-after": str(_FULL_FOR_S)})
         events = self._events(watch, incidents, key, render, every=_CALM_LOOKS if calm else 1, once=once)
         return EventSourceResponse(events, ping=_PING_S, send_timeout=_SEND_TIMEOUT_S)
 
@@ -107,6 +107,9 @@ class Live:
         once: bool,
     ) -> AsyncIterator[dict[str, Any]]:
         sent: dict[str, str] = {}
+        if watch.viewers >= MOST_VIEWERS:  # others, who were admitted at the same time, came first
+            yield {"event": "away", "data": _json({"problem": _FULL}), "retry": _FULL_FOR_S * 1_000}
+            return
         yield {"event": "hello", "data": "{}", "retry": 1_000}
         looks = 0
         async with watch.watching() as next_look:
@@ -178,6 +181,8 @@ class Live:
         return self._watch, self._incidents
 
 
+_FULL: Final = "too many viewers"
+_FULL_FOR_S: Final = 30
 _CALM_LOOKS: Final = 10
 _FRESH_S: Final = 3.0
 _DEAD_FOR: Final = timedelta(hours=1)

@@ -8,7 +8,7 @@ import hmac
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
@@ -175,9 +175,15 @@ def is_loopback(host: str) -> bool:
     if host in ("localhost", "localhost."):
         return True
     try:
-        return ip_address(host).is_loopback
+        return _address(host).is_loopback
     except ValueError:
         return False
+
+
+def _address(host: str) -> IPv4Address | IPv6Address:
+    """Return an address. A server that listens on both kinds gets an IPv4 client as ::ffff:10.0.0.7, which is 10.0.0.7."""
+    address = ip_address(host)
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
 
 
 async def authenticated(authentication: Authentication, request: Request) -> User:
@@ -240,7 +246,7 @@ def _networks(proxies: Iterable[str]) -> tuple[IPv4Network | IPv6Network, ...]:
 
 def _is_within(host: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
     try:
-        address = ip_address(host)
+        address = _address(host)
     except ValueError:
         return False
     return any(address.version == each.version and address in each for each in networks)

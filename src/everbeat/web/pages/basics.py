@@ -28,7 +28,7 @@ async def home(visit: Visit) -> PageResult:
 
 async def find(visit: Visit) -> PageResult:
     """Go to the task, the workflow or the worker whose id begins with the text. Otherwise, list the tasks with this key or name."""
-    sought = (visit.query.get("q") or "")[:_LONGEST]
+    sought = (visit.query.get("q") or "").replace("\0", "")[:_LONGEST]
     if not sought:
         return Goto(visit.link("/tasks"))
     if (path := await _by_id(visit, sought)) is not None:
