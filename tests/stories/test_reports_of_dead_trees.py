@@ -16,6 +16,7 @@ from everbeat.cli.doctor import Examination
 from everbeat.domain.doctor.findings import Check, CheckVerdict
 from everbeat.domain.explain.reasons import Reason
 from tests.stories.scenario import SLACK, Scenario, Tree
+from tests.stories.test_probes import Probed, free_port
 
 pytestmark = pytest.mark.story
 
@@ -117,7 +118,12 @@ class TestOneProcessIsStopped:
         self, scenario: Scenario, sample_tasks: ModuleType, app: App
     ) -> None:  # E4
         scenario.hold_processes()
-        tree = scenario.ready_tree(recovery={"worker_state_snapshot_interval_ms": 1_000})
+        port = free_port()
+        tree = scenario.ready_tree(
+            recovery={"worker_state_snapshot_interval_ms": 1_000}, options=("--probe", f"127.0.0.1:{port}")
+        )
+        probed = Probed(scenario, tree, port)
+        probed.until("/readyz", 200, "1 of 1")
         running = a_running_task(scenario, sample_tasks, tree)
         claimed = sample_tasks.wait_in_process_on_crash.send("never").id
         scenario.until(scenario.state_is(claimed, "CLAIMED"), within=20, what="the next one is claimed")
@@ -140,12 +146,15 @@ class TestOneProcessIsStopped:
             assert "had not responded for " in found["HOLDER_UNRESPONSIVE"].text
             assert found["HOLDER_UNRESPONSIVE"].command == f"everbeat workers release {row['id']}"
         assert "had claimed it, and its code had not started" in reasons_of(app, claimed)["CLAIMED"].text
+        probed.until("/readyz", 503, "None of 1 worker processes", within=5 * SLACK)
+        assert probed.ask("/livez")[0] == 200
         assert tree.output().count("worker_unresponsive") == 1
         assert f"pid={row['pid']}" in next(
             line for line in tree.output().splitlines() if "worker_unresponsive" in line
         )
         process.send_signal(signal.SIGCONT)
         scenario.until(lambda: "worker_responds" in tree.output(), within=5 * SLACK, what="it responds again")
+        probed.until("/readyz", 200, "1 of 1")
         scenario.until(
             lambda: examine(app)["UNRESPONSIVE"].verdict is CheckVerdict.OK,
             within=5 * SLACK,

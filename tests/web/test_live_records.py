@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from everbeat.store.target import Target
+from everbeat.web import live
 from tests.store.conftest import StoreHarness
 from tests.web.conftest import NewVisitor
 
@@ -78,3 +79,19 @@ async def test_an_incident_is_exported_as_markdown_and_json_to_readers_only(
     ] == incident["id"]
     refused = await new_visitor("see").get("/recoveries/export", incident=incident["id"])
     assert refused.status_code == 403
+
+
+async def test_figures_that_leave_out_older_recoveries_say_so(
+    db: StoreHarness, new_visitor: NewVisitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MOST_INCIDENTS", 2)
+    for _ in range(3):
+        db.running("w1")
+    for lease in db.leases():
+        db.recover(lease, "retry", noticed_by="session")
+    reader = new_visitor("read")
+    found = await reader.json("/recoveries")
+    assert (found["figures"]["recovered_24h"], found["figures"]["is_complete"]) == (2, False)
+    assert found["incident"]["is_complete"] is False
+    assert "At least 2 tasks recovered" in (await reader.get("/recoveries")).text
+    assert "<small>at least</small> 2" in (await reader.get("/pulse")).text

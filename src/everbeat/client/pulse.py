@@ -148,18 +148,20 @@ class PulseWatch:
 class IncidentWatch:
     """Keeps the incidents of the last 24 hours for all viewers. It reads them again when the pulse shows that something changed.
 
-    `recoveries` and `departed` read the recoveries since a time, and the supervisors with those that have ended.
+    `recoveries` and `departed` read the recoveries since a time, at most `most`, and the supervisors with those that have ended.
     """
 
     def __init__(
         self,
         watch: PulseWatch,
         *,
+        most: int,
         recoveries: Callable[[], Awaitable[Sequence[RecoveryInfo]]],
         departed: Callable[[], Awaitable[Sequence[SupervisorInfo]]],
         clock: Clock,
     ) -> None:
         self._watch = watch
+        self._most = most
         self._recoveries = recoveries
         self._departed = departed
         self._clock = clock
@@ -197,7 +199,7 @@ class IncidentWatch:
         ]
         self._died = [each.ended_at for each in departed if each.ended_at and each.ended_how != FAREWELL]
         names = {each.supervisor_id: each.slot for each in supervisors if each.slot is not None}
-        self._found = incidents_of(recoveries, departed, names=names)
+        self._found = incidents_of(recoveries, departed, names=names, most=self._most)
         self._read_at, self._read_of = self._clock.monotonic(), state
 
     def _state(self) -> object:

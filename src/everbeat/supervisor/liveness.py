@@ -163,6 +163,7 @@ class ResponseWatch:
         if silent_since is not None:
             if child.heard_at > silent_since:
                 del self._reported[pid]
+                child.is_unresponsive = False
                 emit(
                     WorkerResponds(
                         worker_id=worker_id, pid=pid, silent_s=round(child.heard_at - silent_since, 1)
@@ -172,6 +173,7 @@ class ResponseWatch:
         is_watched = child.is_ready and not child.has_left and child.killed_because is None
         if is_watched and now - max(child.heard_at, self._present_since) >= self._after_s:
             self._reported[pid] = child.heard_at
+            child.is_unresponsive = True
             emit(
                 WorkerUnresponsive(
                     worker_id=worker_id,

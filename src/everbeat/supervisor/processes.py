@@ -47,6 +47,7 @@ class WorkerChild:
         self.has_left = False
         self.leaves_code = False
         self.is_told_to_leave = False
+        self.is_unresponsive = False
         self.killed_because: str | None = None
         self._everything_ends_at = 0
         self.retired = asyncio.Event()

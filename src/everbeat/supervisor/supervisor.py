@@ -127,7 +127,7 @@ class Supervisor:
     def process_counts(self) -> tuple[int, int]:
         """Return how many worker processes take tasks, and how many there should be."""
         ready = sum(
-            child.is_ready and not child.is_told_to_leave and not child.retired.is_set()
+            child.is_ready and not (child.is_told_to_leave or child.is_unresponsive or child.retired.is_set())
             for child in self._children
         )
         return ready, len(self._processes)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("everbeat.web")
 MOST_INCIDENTS: Final = 1_000
-"""How many recoveries of the last 24 hours are grouped into incidents."""
+"""How many recoveries of the last 24 hours are grouped into incidents: the latest ones."""
 MOST_VIEWERS: Final = 200
 _SEND_TIMEOUT_S: Final = 20
 _PING_S: Final = 15
@@ -176,7 +176,7 @@ class Live:
                     return await app.alist_supervisors(ended=True)
 
             self._incidents = IncidentWatch(
-                self._watch, recoveries=recoveries, departed=departed, clock=self._clock
+                self._watch, most=MOST_INCIDENTS, recoveries=recoveries, departed=departed, clock=self._clock
             )
         return self._watch, self._incidents
 

@@ -137,6 +137,19 @@ def test_a_task_that_waits_keeps_the_page_from_saying_that_all_is_well() -> None
     assert outcome_of(incidents[0]) == "1 waiting"
 
 
+def test_incidents_whose_older_recoveries_were_not_read_say_so() -> None:
+    old = recovery(1, supervisor_id="old-1-a", worker_id="old-1-2-w", silent_s=7_202, noticed_s=7_200)
+    new = [recovery(number) for number in (2, 3)]
+    assert not totals_of(incidents_of([old, *new], most=4)).is_cut
+    latest, cut = incidents_of([old, *new], most=3)
+    assert (latest.is_cut, cut.is_cut) == (False, True)
+    said = recoveries_say(totals_of([latest, cut]), overdue=0).lead
+    assert said == "Each of the latest 3 tasks of the dead runs again or has ended; nothing is overdue"
+    assert incident_document(cut, TREES)["is_complete"] is False
+    assert "Only the latest recoveries were read" in incident_markdown(cut, TREES, made_at=NOW)
+    assert "Only the latest" not in incident_markdown(latest, TREES, made_at=NOW)
+
+
 def test_rescuers_are_named_by_their_trees() -> None:
     (incident,) = incidents_of([recovery(1), recovery(2), recovery(3, ran_again_on="fra-3-2-w")])
     assert rescue_of(incident, TREES) == "fra-1 took 2, fra-3 took 1"

@@ -32,6 +32,7 @@ def incident_summary(incident: Incident, names: Mapping[str, str]) -> dict[str, 
         "noticed_by": incident.noticed_by,
         "noticed_after_s": None if incident.noticed_after_ms is None else incident.noticed_after_ms / 1_000,
         "recovered": incident.tasks,
+        "is_complete": not incident.is_cut,
         "waiting": incident.waiting,
         "poison": incident.poison,
         "running_again_after_s": totals.again_s,
@@ -69,6 +70,11 @@ def incident_markdown(incident: Incident, names: Mapping[str, str], *, made_at: 
             "## Death certificate",
             "",
             *_certificate(incident.reruns[0]),
+            "",
+        ]
+    if incident.is_cut:
+        lines += [
+            "Only the latest recoveries were read, so tasks can be missing: `everbeat recoveries list`.",
             "",
         ]
     lines.append(f"Made by everbeat at {_moment(made_at)}.")

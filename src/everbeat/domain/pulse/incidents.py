@@ -9,7 +9,7 @@ from enum import StrEnum
 from statistics import median
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everbeat.domain.inspection import RecoveryInfo, SupervisorInfo
 from everbeat.domain.pulse.wording import host_of
@@ -18,6 +18,8 @@ from everbeat.domain.task.states import TaskState
 
 TOGETHER: Final = timedelta(seconds=5)
 """Trees that die within this time of each other died of the same cause, such as the network."""
+_CUT_WITHIN: Final = timedelta(minutes=1)
+"""For how long the recoveries of one death can go on. An incident that began later than that after the oldest recovery read is complete."""
 _OF_TREES: Final = frozenset({"session", "age", "startup", "sweep"})
 _OF_MASS: Final = "many were lost together"
 
@@ -62,6 +64,7 @@ class Incident(Struct, frozen=True, kw_only=True):
     """One incident. `names` are the hosts of its trees, `parties` the ids of its supervisors and workers.
 
     `at` is the first last sign of life, `noticed_at` when the death was noticed first, and `noticed_after_ms` how long that took, at worst.
+    `is_cut`: it can have older recoveries that were not read.
     """
 
     id: str
@@ -74,6 +77,7 @@ class Incident(Struct, frozen=True, kw_only=True):
     parties: tuple[str, ...]
     cause: str
     reruns: tuple[RecoveryCourse, ...] = ()
+    is_cut: bool = False
 
     @property
     def tasks(self) -> int:
@@ -106,7 +110,7 @@ class Incident(Struct, frozen=True, kw_only=True):
 
 
 class Totals(Struct, frozen=True, kw_only=True):
-    """The figures of several incidents. Durations are in seconds, and None if nothing was measured."""
+    """The figures of several incidents. Durations are in seconds, and None if nothing was measured. `is_cut`: older recoveries were not read."""
 
     recovered: int
     incidents: int
@@ -117,6 +121,7 @@ class Totals(Struct, frozen=True, kw_only=True):
     slowest_notice_by: str | None = None
     again_s: float | None = None
     slowest_again_s: float | None = None
+    is_cut: bool = False
 
 
 def rerun_of(recovery: RecoveryInfo) -> RecoveryCourse:
@@ -143,19 +148,26 @@ def incidents_of(
     departed: Iterable[SupervisorInfo] = (),
     *,
     names: Mapping[str, str] | None = None,
+    most: int | None = None,
 ) -> list[Incident]:
     """Group recoveries, and the deaths of `departed` trees that held nothing, into incidents. The latest comes first.
 
-    `names` are the names of trees by supervisor id. Other trees are named by their host.
+    `names` are the names of trees by supervisor id. Other trees are named by their host. `most` is how many recoveries were read at most: if
+    there are as many, older ones can be missing, and the incidents that they can belong to are cut.
     """
     named = names or {}
+    read = list(recoveries)
     groups: dict[tuple[IncidentKind, str], list[RecoveryInfo]] = {}
-    for recovery in recoveries:
+    for recovery in read:
         groups.setdefault(_key(recovery), []).append(recovery)
     found = [_incident(kind, party, group, named) for (kind, party), group in groups.items()]
     known = {party for each in found for party in each.parties}
     found += [_empty(tree, named) for tree in departed if _died(tree) and tree.supervisor_id not in known]
-    return sorted(_merged(found), key=lambda each: (each.noticed_at, each.id), reverse=True)
+    whole = sorted(_merged(found), key=lambda each: (each.noticed_at, each.id), reverse=True)
+    if most is None or len(read) < most:
+        return whole
+    reaches = min(each.noticed_at for each in read) + _CUT_WITHIN
+    return [structs.replace(each, is_cut=each.reruns != () and each.noticed_at <= reaches) for each in whole]
 
 
 def totals_of(incidents: Sequence[Incident]) -> Totals:
@@ -179,6 +191,7 @@ def totals_of(incidents: Sequence[Incident]) -> Totals:
         slowest_notice_by=None if slowest is None else slowest[1],
         again_s=median(again) if again else None,
         slowest_again_s=max(again, default=None),
+        is_cut=any(incident.is_cut for incident in incidents),
     )
 
 

@@ -94,9 +94,14 @@ def recoveries_say(totals: Totals, *, overdue: int) -> Said:
         return Said("live", "No worker died in the last 24 hours, and nothing is overdue")
     if totals.waiting:
         verb = "waits" if totals.waiting == 1 else "wait"
+        least = "At least " if totals.is_cut else ""
         return Said(
-            "late", f"{amount(totals.waiting, 'task')} of the dead {verb} to run again; nothing is overdue"
+            "late",
+            f"{least}{amount(totals.waiting, 'task')} of the dead {verb} to run again; nothing is overdue",
         )
+    if totals.is_cut:
+        lead = f"Each of the latest {totals.recovered:,} tasks of the dead runs again or has ended; nothing is overdue"
+        return Said("live", lead)
     return Said("live", "Every task of the dead runs again or has ended; nothing is overdue")
 
 

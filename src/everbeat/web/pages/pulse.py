@@ -237,6 +237,7 @@ def figures_of(totals: Totals) -> dict[str, Any]:
     """Return the figures of the last 24 hours as a document. Durations are in seconds."""
     return {
         "recovered_24h": totals.recovered,
+        "is_complete": not totals.is_cut,
         "incidents_24h": totals.incidents,
         "poison_24h": totals.poison,
         "waiting": totals.waiting,
