@@ -40,8 +40,11 @@ def until_ended(scenario: Scenario) -> None:
 
 
 def test_counts_of_many_workers_equal_the_attempts(scenario: Scenario, sample_tasks: ModuleType) -> None:
-    options = {"recovery": FAST, "worker": {"processes": 2, "process_concurrency": 2}}
-    trees = [scenario.ready_tree(**options) for _ in range(2)]
+    crews = [{"processes": 2, "process_concurrency": 1}, {"process_concurrency": 1}]
+    trees = [scenario.start_tree(recovery=FAST, worker=crew) for crew in crews]
+    scenario.until(
+        lambda: sum(len(scenario.workers(tree)) for tree in trees) == 3, within=60, what="three workers"
+    )
     for n in range(60):
         sample_tasks.quick.send(n)
     for n in range(8):
