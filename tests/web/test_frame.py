@@ -132,3 +132,12 @@ async def test_more_viewers_than_the_limit_are_refused_even_if_all_come_at_once(
     answers = await asyncio.gather(*(visitor.get("/pulse/stream", once="1") for _ in range(12)))
     assert sum("event: parts" in answer.text for answer in answers) == 3
     assert sum("too many viewers" in answer.text for answer in answers) == 9
+
+
+async def test_a_stream_ends_after_some_time_so_that_the_user_is_checked_again(
+    new_visitor: NewVisitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LONGEST_STREAM_S", 0.0)
+    async with asyncio.timeout(20):
+        answer = await new_visitor("see").get("/pulse/stream")
+    assert answer.text.count("event: parts") == 1

@@ -204,3 +204,22 @@ def test_the_paper_does_not_move_for_viewers_who_want_no_motion(
     browser: BrowserThread, address: str, scenario: Scenario
 ) -> None:
     assert browser.run(calm_of(browser, f"{address}/pulse")) == (None, "none")
+
+
+async def refused_then_live(browser: BrowserThread, url: str) -> tuple[str, bool]:
+    """Return what a page says while a proxy answers for the dashboard, and whether the page becomes live after that."""
+    async with browser.observed("about:blank") as page:
+        await page.page.route("**/pulse/stream*", lambda route: route.fulfill(status=502, body="Bad Gateway"))
+        await page.page.goto(url)
+        said = page.page.locator("#live-state", has_text="Not live")
+        await said.wait_for(state="attached", timeout=20_000)
+        box = await said.bounding_box()
+        await page.page.unroute("**/pulse/stream*")
+        await page.page.wait_for_selector(LIVE, timeout=20_000, state="attached")
+        return await page.page.locator("#live-state").inner_text(), box is not None and box["height"] > 8
+
+
+def test_a_page_whose_stream_was_refused_says_so_and_becomes_live_again(
+    browser: BrowserThread, address: str, scenario: Scenario
+) -> None:
+    assert browser.run(refused_then_live(browser, f"{address}/pulse")) == ("", True)

@@ -6,6 +6,8 @@ import json
 from html import unescape
 from uuid import uuid4
 
+import pytest
+
 from everbeat import App
 from everbeat.store import leases
 from tests.web.conftest import NewVisitor, Workers
@@ -104,6 +106,23 @@ async def test_hidden_payloads_are_in_no_response(
     partly = (await new_visitor("admin", hide=["*:card"]).json(f"/tasks/{failed}"))["task"]
     assert partly["arguments"] == {"order": "o-1", "nested": [{"card": "hidden"}]}
     assert (partly["error"]["code"], partly["error"]["message"]) == ("DECLINED", "hidden")
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("shop:charge", "shop:charge"),
+        ("shop:charge", "shop:*"),
+        ("charge[1]", "charge[1]"),
+        ("charge[1]", "charge[1]:c*"),
+    ],
+)
+async def test_rules_match_names_with_colons_and_brackets(
+    name: str, rule: str, workers: Workers, new_visitor: NewVisitor
+) -> None:
+    sent = workers.send(name, arguments={"card": SECRET, "order": "o-1"})
+    assert SECRET in (await new_visitor("admin", hide=["other", "shop:other"]).get(f"/tasks/{sent}")).text
+    assert SECRET not in (await new_visitor("admin", hide=[rule]).get(f"/tasks/{sent}")).text
 
 
 async def test_the_actions_of_a_task_change_its_row_and_leave_an_audit_row(

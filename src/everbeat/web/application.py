@@ -184,7 +184,7 @@ class Web:
             return await self._refused(visit, request, _defect(f"The page {route.path}", problem))
 
     async def _user(self, request: Request) -> User:
-        """Return the user of a request. A function that fails admits nobody."""
+        """Return the user of a request. If the function fails, no user is admitted."""
         try:
             return await authenticated(self._auth, request)
         except RequestRefused:

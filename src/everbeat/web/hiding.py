@@ -125,6 +125,8 @@ def blanked(value: Any) -> Any:
 def hiding_of(rules: Sequence[str]) -> tuple[_Rule, ...]:
     """Return the rules that are written as "TASK" or "TASK:PARAMETER". Both parts can contain * and ?.
 
+    The name of a task can contain a colon, too. So a rule with a colon also hides all payloads of the task with exactly this name.
+
     Raises ConfigurationError if a rule is empty.
     """
     found: list[_Rule] = []
@@ -135,8 +137,15 @@ def hiding_of(rules: Sequence[str]) -> tuple[_Rule, ...]:
         if not task or (colon and not parameter):
             rule, fix = "must be TASK or TASK:PARAMETER", "write 'charge', 'charge:card' or '*:password'"
             raise refused(text, subject="hide", code="WRONG_FORM", rule=rule, fix=fix)
-        found.append(_Rule(task, parameter or None))
+        found.append(_Rule(_pattern(task), _pattern(parameter) or None))
+        if colon:
+            found.append(_Rule(_pattern(text), None))
     return tuple(found)
+
+
+def _pattern(text: str) -> str:
+    """Return a pattern in which only * and ? have a meaning."""
+    return text.replace("[", "[[]")
 
 
 def _without(value: Any, patterns: Sequence[str]) -> Any:

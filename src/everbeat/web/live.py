@@ -30,6 +30,8 @@ _log = logging.getLogger("everbeat.web")
 MOST_INCIDENTS: Final = 1_000
 """How many recoveries of the last 24 hours are grouped into incidents: the latest ones."""
 MOST_VIEWERS: Final = 200
+LONGEST_STREAM_S: Final = 300.0
+"""After this time, a stream ends and the browser opens it again: the dashboard then checks again who the user is."""
 _SEND_TIMEOUT_S: Final = 20
 _PING_S: Final = 15
 
@@ -111,9 +113,9 @@ class Live:
             yield {"event": "away", "data": _json({"problem": _FULL}), "retry": _FULL_FOR_S * 1_000}
             return
         yield {"event": "hello", "data": "{}", "retry": 1_000}
-        looks = 0
+        looks, ends_at = 0, self._clock.monotonic() + LONGEST_STREAM_S
         async with watch.watching() as next_look:
-            while await next_look():
+            while await next_look() and (looks == 0 or self._clock.monotonic() < ends_at):
                 looks += 1
                 if watch.problem is not None:
                     yield {"event": "away", "data": _json({"problem": watch.problem.message})}

@@ -4,6 +4,7 @@
 const live = document.querySelector("[data-live]");
 const isCalm = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
 const QUIET_MS = 5000;
+const AGAIN_MS = 3000;
 
 function replace(id, html) {
   const place = document.getElementById(id);
@@ -27,19 +28,30 @@ if (live) {
   const say = (text) => {
     if (state && state.textContent !== text) state.textContent = text;
   };
-  const source = new EventSource(address);
-  source.addEventListener("parts", (event) => {
-    silentSince = null;
-    say("");
-    document.documentElement.dataset.liveAt = String(Date.now());
-    for (const [id, html] of Object.entries(JSON.parse(event.data))) replace(id, html);
+  let source;
+  let again;
+  const connect = () => {
+    source = new EventSource(address);
+    source.addEventListener("parts", (event) => {
+      silentSince = null;
+      say("");
+      document.documentElement.dataset.liveAt = String(Date.now());
+      for (const [id, html] of Object.entries(JSON.parse(event.data))) replace(id, html);
+    });
+    source.addEventListener("away", (event) => say(`Not live: ${JSON.parse(event.data).problem}`));
+    source.addEventListener("error", () => {
+      silentSince ??= Date.now();
+      // The browser connects again by itself, but not after an answer with an error, such as that of a proxy whose server restarts.
+      const isRefused = source.readyState === EventSource.CLOSED;
+      if (isRefused) again = setTimeout(connect, AGAIN_MS);
+      if (isRefused || Date.now() - silentSince >= QUIET_MS) say("Not live: the dashboard does not answer. This page shows its last state.");
+    });
+  };
+  connect();
+  window.addEventListener("pagehide", () => {
+    clearTimeout(again);
+    source.close();
   });
-  source.addEventListener("away", (event) => say(`Not live: ${JSON.parse(event.data).problem}`));
-  source.addEventListener("error", () => {
-    silentSince ??= Date.now();
-    if (Date.now() - silentSince >= QUIET_MS) say("Not live: the dashboard does not answer. This page shows its last state.");
-  });
-  window.addEventListener("pagehide", () => source.close());
   window.addEventListener("pageshow", (event) => {
     if (event.persisted) window.location.reload();
   });
