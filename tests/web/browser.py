@@ -130,6 +130,10 @@ class DashboardProcess:
         """Send SIGTERM, as a service manager does."""
         self._process.terminate()
 
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        self._process.send_signal(number)
+
     def wait(self) -> int:
         """Wait until the process has ended, and return its exit code."""
         return self._process.wait(20)

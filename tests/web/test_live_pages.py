@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -15,6 +17,7 @@ from tests.stories.scenario import SLACK, Scenario, Tree, new_scenario, program_
 from tests.web.browser import (
     MISSING,
     BrowserThread,
+    DashboardProcess,
     Observed,
     accessibility_problems,
     chromium_path,
@@ -217,6 +220,29 @@ async def refused_then_live(browser: BrowserThread, url: str) -> tuple[str, bool
         await page.page.unroute("**/pulse/stream*")
         await page.page.wait_for_selector(LIVE, timeout=20_000, state="attached")
         return await page.page.locator("#live-state").inner_text(), box is not None and box["height"] > 8
+
+
+async def frozen_then_live(browser: BrowserThread, dashboard: DashboardProcess, path: str) -> None:
+    async with browser.observed(f"{dashboard.address}{path}") as page:
+        await page.page.wait_for_selector(LIVE, timeout=20_000, state="attached")
+        state = page.page.locator("#live-state")
+        await page.page.wait_for_timeout(12_000)
+        assert await state.inner_text() == ""
+        dashboard.signal(signal.SIGSTOP)
+        try:
+            await state.and_(page.page.get_by_text("Not live")).wait_for(timeout=30_000)
+        finally:
+            dashboard.signal(signal.SIGCONT)
+        await page.page.wait_for_selector("#live-state:empty", timeout=20_000, state="attached")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", ["/pulse", "/recoveries"])
+def test_a_page_says_that_it_is_not_live_while_the_dashboard_is_frozen(
+    browser: BrowserThread, scenario: Scenario, tmp_path: Path, path: str
+) -> None:
+    with dashboard_process(scenario.target, log=tmp_path / "web.log") as dashboard:
+        browser.run(frozen_then_live(browser, dashboard, path), within=120)
 
 
 def test_a_page_whose_stream_was_refused_says_so_and_becomes_live_again(

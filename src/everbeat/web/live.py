@@ -123,6 +123,8 @@ class Live:
                         return
                     continue
                 if (looks - 1) % every and not _has_news(watch):
+                    if looks % _ALIVE_LOOKS == 0:
+                        yield _ALIVE
                     continue
                 try:
                     parts = await self._parts(watch, incidents, key, render)
@@ -135,6 +137,8 @@ class Live:
                 if changed:
                     sent |= {name: _digest(html) for name, html in changed.items()}
                     yield {"event": "parts", "data": _json(changed)}
+                elif looks % _ALIVE_LOOKS == 0:
+                    yield _ALIVE
                 if once:
                     return
 
@@ -186,6 +190,9 @@ class Live:
 _FULL: Final = "too many viewers"
 _FULL_FOR_S: Final = 30
 _CALM_LOOKS: Final = 10
+_ALIVE_LOOKS: Final = 4
+"""After how many looks the stream says that nothing has changed. The page counts on an event every ten seconds."""
+_ALIVE: Final = {"event": "alive", "data": "{}"}
 _FRESH_S: Final = 3.0
 _DEAD_FOR: Final = timedelta(hours=1)
 
