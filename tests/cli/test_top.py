@@ -95,6 +95,23 @@ def test_an_empty_cluster_is_said_to_be_empty(everbeat: Command, db: StoreHarnes
     assert "None are recorded." in shown
 
 
+def test_a_terminal_without_a_screen_gets_one_look(everbeat: Command, db: StoreHarness) -> None:
+    leader, follower = pty.openpty()
+    shown = b""
+    try:
+        process = subprocess.Popen(
+            everbeat.argv("top"), env={**everbeat.environment, "TERM": "dumb"}, cwd=everbeat.folder,
+            stdin=follower, stdout=follower, stderr=follower,
+        )  # fmt: skip
+        assert process.wait(timeout=60) == 0
+        shown = os.read(leader, 65_536)
+    finally:
+        process.kill()
+        os.close(follower)
+        os.close(leader)
+    assert b"leases: 0 overdue" in shown
+
+
 def test_the_screen_follows_the_cluster_until_ctrl_c(everbeat: Command, db: StoreHarness) -> None:
     db.connection.execute(db.plain("update {schema}.supervisors set hostname = %s"), [HOSTILE])
     leader, follower = pty.openpty()

@@ -204,7 +204,7 @@ async def test_a_function_of_the_user_can_be_async_and_can_reject(app: App) -> N
     assert await status(Web(app, auth=who)) == 403
 
 
-async def test_a_function_of_the_user_that_fails_admits_nobody_and_keeps_its_message(
+async def test_if_the_function_of_the_user_fails_no_user_is_admitted_and_its_message_stays_secret(
     app: App, caplog: pytest.LogCaptureFixture
 ) -> None:
     def who(request: Request) -> User | None:

@@ -55,10 +55,12 @@ def top(
     if as_json:
         show_json({"top": _look(app)})
         return
-    if once or not stdout_is_terminal():
+    console = stdout_console()
+    if (
+        once or not stdout_is_terminal() or console.is_dumb_terminal
+    ):  # a dumb terminal cannot show a screen again
         print(Text("\n").join(frame(_look(app), width=None, height=_PIPE_LINES)).plain)
         return
-    console = stdout_console()
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
             live.update(Text("\n").join(_frame_now(app)), refresh=True)

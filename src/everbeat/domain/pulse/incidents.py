@@ -19,7 +19,7 @@ from everbeat.domain.task.states import TaskState
 TOGETHER: Final = timedelta(seconds=5)
 """Trees that die within this time of each other died of the same cause, such as the network."""
 _CUT_WITHIN: Final = timedelta(minutes=1)
-"""For how long the recoveries of one death can go on. An incident that began later than that after the oldest recovery read is complete."""
+"""How long the recoveries of one death take at most. An incident that began later than that after the oldest recovery read is complete."""
 _OF_TREES: Final = frozenset({"session", "age", "startup", "sweep"})
 _OF_MASS: Final = "many were lost together"
 
@@ -152,8 +152,8 @@ def incidents_of(
 ) -> list[Incident]:
     """Group recoveries, and the deaths of `departed` trees that held nothing, into incidents. The latest comes first.
 
-    `names` are the names of trees by supervisor id. Other trees are named by their host. `most` is how many recoveries were read at most: if
-    there are as many, older ones can be missing, and the incidents that they can belong to are cut.
+    `names` are the names of trees by supervisor id. Other trees are named by their host. `most` is how many recoveries were read at most.
+    If there are as many, older ones can be missing. The incidents that these can belong to are cut.
     """
     named = names or {}
     read = list(recoveries)
