@@ -222,7 +222,8 @@ async def refused_then_live(browser: BrowserThread, url: str) -> tuple[str, bool
         return await page.page.locator("#live-state").inner_text(), box is not None and box["height"] > 8
 
 
-async def frozen_then_live(browser: BrowserThread, dashboard: DashboardProcess, path: str) -> None:
+async def frozen_then_live(browser: BrowserThread, dashboard: DashboardProcess, path: str) -> bool:
+    """Return whether a page says that it is not live exactly while its dashboard is frozen."""
     async with browser.observed(f"{dashboard.address}{path}") as page:
         await page.page.wait_for_selector(LIVE, timeout=20_000, state="attached")
         state = page.page.locator("#live-state")
@@ -234,6 +235,7 @@ async def frozen_then_live(browser: BrowserThread, dashboard: DashboardProcess, 
         finally:
             dashboard.signal(signal.SIGCONT)
         await page.page.wait_for_selector("#live-state:empty", timeout=20_000, state="attached")
+        return await page.page.locator("#live-state").inner_text() == ""
 
 
 @pytest.mark.long
@@ -242,7 +244,7 @@ def test_a_page_says_that_it_is_not_live_while_the_dashboard_is_frozen(
     browser: BrowserThread, scenario: Scenario, tmp_path: Path, path: str
 ) -> None:
     with dashboard_process(scenario.target, log=tmp_path / "web.log") as dashboard:
-        browser.run(frozen_then_live(browser, dashboard, path), within=120)
+        assert browser.run(frozen_then_live(browser, dashboard, path), within=120)
 
 
 def test_a_page_whose_stream_was_refused_says_so_and_becomes_live_again(
