@@ -158,6 +158,7 @@ def test_a_database_that_is_frozen_fails_readiness_and_never_liveness(
     probed.stays_alive(INTERVALS * FAST["runner_heartbeat_interval_ms"] / 1_000)
     send_to_server(server, signal.SIGCONT)
     probed.until("/readyz", 200)
+    assert probed.ask("/livez")[0] == 200
 
 
 def test_a_supervisor_whose_loop_stands_still_is_not_alive_until_it_runs_again(probed: Probed) -> None:  # O7
