@@ -22,6 +22,7 @@ ROOMS = [
     "domain",
     "embedded",
     "errors",
+    "examination",
     "hints",
     "in_process",
     "inspection",

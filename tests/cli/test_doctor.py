@@ -18,7 +18,6 @@ import psycopg
 from psycopg import sql
 
 from everbeat import App, RecoveryConfig
-from everbeat.cli.doctor import Examination
 from everbeat.cli.failures import ExitCode
 from everbeat.client.database_access import database_of
 from everbeat.domain.doctor.findings import (
@@ -32,6 +31,7 @@ from everbeat.domain.doctor.findings import (
 )
 from everbeat.domain.doctor.server import judge_clock, judge_connections, judge_notify_queue
 from everbeat.domain.schedule.model import Timing
+from everbeat.examination import Examination
 from everbeat.store import workers
 from tests.cli.conftest import Command
 from tests.client.conftest import app, db

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from everbeat import App, NatsConfig
-from everbeat.cli.doctor import Examination
 from everbeat.client.database_access import database_of
 from everbeat.domain.doctor.findings import Check, CheckVerdict
+from everbeat.examination import Examination
 from everbeat.nats.jetstream import check
 from everbeat.nats.stream_plan import StreamPlan
 from everbeat.store import messages, workers

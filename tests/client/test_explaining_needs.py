@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from everbeat import App
-from everbeat.cli.doctor import Examination
 from everbeat.domain.doctor.findings import Check, CheckCode, CheckVerdict
 from everbeat.domain.explain.reasons import Reason, ReasonCode
 from everbeat.domain.task.needs import Needs
+from everbeat.examination import Examination
 from everbeat.store import workers
 from tests.client.test_explaining import change, codes, end_workers, join, pause, the_reason
 from tests.store.conftest import StoreHarness

@@ -18,9 +18,9 @@ import pytest
 from psycopg import Connection, sql
 
 from everbeat import App
-from everbeat.cli.doctor import Examination
 from everbeat.domain.doctor.findings import CheckCode
 from everbeat.embedded.server import EmbeddedServer
+from everbeat.examination import Examination
 from everbeat.store import migrating, workers
 from everbeat.store.database import Database
 from everbeat.store.session import Session

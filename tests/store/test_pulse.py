@@ -116,11 +116,12 @@ def test_stored_heartbeats_are_listed_oldest_first(db: StoreHarness) -> None:
 
 @pytest.fixture(scope="module")
 def grown(database_url: str) -> Iterator[StoreHarness]:
-    """A schema with 300,000 tasks, 100,000 recoveries, 20,000 snapshots, 20,000 stored heartbeats and 500 ended supervisors."""
+    """A schema with 300,000 tasks, 100,000 recoveries, 20,000 snapshots, 20,000 stored heartbeats, 100,000 audited actions and 500 ended
+    supervisors."""
     with filled(database_url, rows=100_000, in_flight=500) as db:
         for text in GROWN:
             db.connection.execute(db.plain(text))
-        for table in ("recoveries", "worker_states", "beats", "supervisors", "workers"):
+        for table in ("recoveries", "audit_log", "worker_states", "beats", "supervisors", "workers"):
             db.connection.execute(
                 sql.SQL("vacuum analyze {}.{}").format(
                     sql.Identifier(db.target.schema), sql.Identifier(table)
@@ -137,6 +138,8 @@ GROWN = (
        select 'w' || (n % 3 + 1), 1, 1, 4, 1, 1, 1, now() - n * interval '10 seconds' from generate_series(1, 20000) n""",
     """insert into {schema}.beats (supervisor_id, seq, sent_at, held)
        select 's1', n, now() - n * interval '3 seconds', 1 from generate_series(1, 20000) n""",
+    """insert into {schema}.audit_log (actor, origin, action, target, outcome, at)
+       select 'ann', 'web', 'retry', gen_random_uuid()::text, 'done', now() - n * interval '1 minute' from generate_series(1, 100000) n""",
     """insert into {schema}.supervisors (id, hostname, pid, lock_key, session_name, ended_at, ended_how)
        select 'gone-' || n, 'host', n, n, 'gone', now() - n * interval '1 hour', 'left' from generate_series(1, 500) n""",
 )
@@ -152,6 +155,11 @@ def test_a_sample_scans_no_table_but_supervisors_and_workers(grown: StoreHarness
     found = plan(grown, a_sample(known=["s1", "s2"], after_recovery=last - 5))
     scanned = {each["Relation Name"] for each in nodes(found["Plan"]) if each["Node Type"] == "Seq Scan"}
     assert scanned <= {"supervisors", "workers", "pg_database"}
+
+
+def test_the_latest_actions_are_found_by_the_primary_key(grown: StoreHarness) -> None:
+    for after in (None, 99_990):
+        check_plan(grown, pulse.latest_actions(after), pages=12)
 
 
 def test_the_heartbeats_of_the_window_are_found_by_their_time(grown: StoreHarness) -> None:

@@ -18,8 +18,8 @@ import pytest
 from psycopg import Connection, sql
 
 from everbeat import App
-from everbeat.cli.doctor import Examination
 from everbeat.domain.doctor.findings import Check, CheckCode, CheckVerdict
+from everbeat.examination import Examination
 from everbeat.store.migrations import LOCK_TIMEOUT_MS
 from tests.cli.conftest import Command, everbeat, forks
 from tests.client.conftest import app

@@ -11,10 +11,10 @@ import pytest
 from psycopg import sql
 
 from everbeat import App
-from everbeat.cli.doctor import Examination
 from everbeat.domain.doctor.findings import CheckVerdict
 from everbeat.embedded.server import EmbeddedServer
 from everbeat.errors import DatabaseReadOnly, MigrationStopped, SchemaForbidden
+from everbeat.examination import Examination
 from everbeat.store import migrating, migrations
 from everbeat.store.migrations import known_migrations
 from everbeat.store.target import Target

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from everbeat import App
-from everbeat.cli.doctor import Examination
 from everbeat.domain.doctor.findings import Check, CheckVerdict
 from everbeat.domain.explain.reasons import Reason
+from everbeat.examination import Examination
 from everbeat.inspection import SupervisorInfo
 from tests.stories.scenario import SLACK, Scenario, Tree
 

@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from everbeat.cli.doctor import Examination
 from everbeat.client.workflow.handle import WorkflowHandle
 from everbeat.domain.doctor.findings import Check, CheckVerdict
+from everbeat.examination import Examination
 from everbeat.inspection import ReasonCode
 from tests.stories.scenario import BY_AGE, FAST, SLACK, Scenario
 from tests.stories.test_workflow_kills import GATE, POINTS, gate, is_blocked, sample_graph

@@ -13,9 +13,9 @@ import psycopg
 import pytest
 
 from everbeat import App
-from everbeat.cli.doctor import Examination
 from everbeat.domain.doctor.findings import CheckVerdict
 from everbeat.embedded.server import EmbeddedServer
+from everbeat.examination import Examination
 from tests.conftest import NewServer
 from tests.stories.scenario import FAST, Scenario, new_scenario
 

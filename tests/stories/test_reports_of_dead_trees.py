@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from everbeat import App
-from everbeat.cli.doctor import Examination
 from everbeat.domain.doctor.findings import Check, CheckVerdict
 from everbeat.domain.explain.reasons import Reason
+from everbeat.examination import Examination
 from tests.stories.scenario import SLACK, Scenario, Tree
 from tests.stories.test_probes import Probed, free_port
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
 
 import httpx
 import pytest
 from starlette.requests import Request
 
 from everbeat import App
-from everbeat.domain.task.steps import ANSWER_PREFIX
-from everbeat.store import steps
 from everbeat.store.target import Target
 from everbeat.web import Role, User, Web
+from tests.migrated import MigratedSchemas
 from tests.store.conftest import StoreHarness
+from tests.web.acting_workers import Workers as Workers
+from tests.web.browser import MISSING, BrowserThread, chromium_path
+from tests.web.installations import Installation, served_installation
 
 HOST = "http://dashboard.test"
 SAME_ORIGIN = {"sec-fetch-site": "same-origin"}
@@ -64,53 +65,6 @@ class Visitor:
 NewVisitor = Callable[..., Visitor]
 
 
-@dataclass
-class Workers:
-    """Supervisor s1 with workers w1 and w2, whose statements the test runs itself."""
-
-    db: StoreHarness
-
-    def send(self, name: str = "charge", *, arguments: Any = None, **options: Any) -> UUID:
-        """Send a task."""
-        return self.db.send(name, args=json.dumps(arguments or {}).encode(), **options)
-
-    def start(self, name: str = "charge", *, worker: str = "w1", **options: Any) -> Any:
-        """Send a task, claim it and start it. Return its lease."""
-        sent = self.send(name, **options)
-        found = self.db.claim(worker, names=(name,))
-        (claimed,) = [each for each in found if each.id == sent]
-        assert self.db.start(claimed) == ["started"]
-        return claimed
-
-    def fail(self, name: str = "charge", *, error: dict[str, Any] | None = None, **options: Any) -> UUID:
-        """Send a task and let it fail."""
-        claimed = self.start(name, **options)
-        stored = {
-            "code": "REFUSED",
-            "message": "the bank said no",
-            "type": "shop.Refused",
-            "data": None,
-            "traceback": "",
-        }
-        assert (
-            self.db.settle(claimed, "FAILED", error=json.dumps(stored | (error or {})).encode()) == "FAILED"
-        )
-        return claimed.id
-
-    def ask(self, text: str, *, note: str | None = None, **kind: Any) -> UUID:
-        """Send a task whose code asks a person, and suspend it."""
-        claimed = self.start()
-        asked = json.dumps({"question": text, "type": kind, "note": note})
-        event = f"{ANSWER_PREFIX}refund"
-        self.db.run(
-            steps.wait_for_signal(
-                claimed.id, claimed.claim_id, name=event, event=event, timeout_ms=None, question=asked
-            )
-        )
-        assert self.db.settle(claimed, "SUSPENDED") == "PENDING"
-        return claimed.id
-
-
 @pytest.fixture
 def workers(migrated: Target) -> Iterator[Workers]:
     """Yield the harness of the test's workers."""
@@ -153,3 +107,35 @@ async def new_visitor(app: App) -> AsyncIterator[NewVisitor]:
 
         yield make
         await app.aclose()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[BrowserThread]:
+    """Yield a real Chromium for all tests of this process."""
+    executable = chromium_path()
+    if executable is None:
+        print(f"\n{MISSING}", file=sys.__stderr__, flush=True)  # a skip alone is easily overlooked
+        pytest.skip(MISSING)
+    thread = BrowserThread(executable)
+    yield thread
+    thread.close()
+
+
+@pytest.fixture(scope="session")
+def full(
+    database_url: str, migrated_schemas: MigratedSchemas, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installation]:
+    """Yield a served installation full of hostile rows."""
+    folder = tmp_path_factory.mktemp("full")
+    with served_installation(database_url, migrated_schemas, folder, is_full=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def empty(
+    database_url: str, migrated_schemas: MigratedSchemas, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installation]:
+    """Yield a served installation without any row."""
+    folder = tmp_path_factory.mktemp("empty")
+    with served_installation(database_url, migrated_schemas, folder, is_full=False) as made:
+        yield made

@@ -15,12 +15,10 @@ import pytest
 from tests.migrated import MigratedSchemas
 from tests.stories.scenario import SLACK, Scenario, Tree, new_scenario, program_of
 from tests.web.browser import (
-    MISSING,
     BrowserThread,
     DashboardProcess,
     Observed,
     accessibility_problems,
-    chromium_path,
     dashboard_process,
 )
 
@@ -31,17 +29,6 @@ LIVE = "html[data-live-at]"
 """The page has received its parts at least once."""
 COMMITTED_WITHIN_S = 1.0
 DEATH_WITHIN_S = 5.0
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[BrowserThread]:
-    executable = chromium_path()
-    if executable is None:
-        print(f"\n{MISSING}", file=sys.__stderr__, flush=True)  # a skip alone is easily overlooked
-        pytest.skip(MISSING)
-    thread = BrowserThread(executable)
-    yield thread
-    thread.close()
 
 
 @pytest.fixture(scope="module")

@@ -132,9 +132,27 @@ async def test_a_limit_shows_who_holds_its_permits(
     (claimed,) = workers.db.claim("w1", names=("refund",), starts=10)
     assert claimed.id == sent.id
     limited.close()
-    page = (await new_visitor().get("/queues")).text
+    visitor = new_visitor()
+    page = (await visitor.get("/queues")).text
     assert "<b>1 held</b>, 4 free" in page
     assert f'href="/tasks/{sent.id}"' in page
+    assert "has its new numbers" in await visitor.act(
+        "/limits/set", name="stripe", concurrency="2", rate="10/1m", until="2h", reason="an incident"
+    )
+    page = (await visitor.get("/queues")).text
+    assert "<b>1 held</b>, 1 free" in page
+    assert "an incident" in page
+    for wrong in ({"concurrency": "-1"}, {"rate": "often"}, {"until": "soon", "burst": "1"}, {}):
+        assert (await visitor.post("/limits/set", name="stripe", **wrong)).status_code == 400
+    assert (
+        await new_visitor("operate").post("/limits/set", name="stripe", concurrency="9")
+    ).status_code == 403
+    assert "numbers of the code" in await visitor.act("/limits/clear", name="stripe")
+    assert (await app.alimit_info("stripe")).numbers.concurrency == 5
+    assert [(each.action, each.actor, each.target) for each in await app.aaudit_log()] == [
+        ("clear_limit", "admin-user", "stripe"),
+        ("set_limit", "admin-user", "stripe"),
+    ]
 
 
 async def test_a_question_is_answered_in_its_form_and_only_once(
@@ -173,7 +191,7 @@ async def test_an_action_on_all_that_match_can_be_stopped_from_the_audit_page(
     visitor = new_visitor("operate")
     page = (await visitor.get("/audit")).text
     assert "<h1>Retry all that match is going on: 0 done, 0 skipped</h1>" in page
-    assert 'http-equiv="refresh"' in page
+    assert 'data-refresh="3"' in page
     await visitor.act(f"/audit/{action.id}/stop")
     (info,) = await app.abulk_actions()
     assert info.cancel_requested_at is not None
@@ -199,7 +217,7 @@ async def test_the_system_page_shows_the_checks_of_the_doctor_without_waiting_fo
     visitor = new_visitor()
     first = await visitor.get("/system")
     assert "The first checks are running" in first.text
-    assert 'http-equiv="refresh"' in first.text
+    assert 'data-refresh="2"' in first.text
     document = await visitor.json("/system")
     async with asyncio.timeout(30):
         while document["is_running"]:
@@ -210,7 +228,7 @@ async def test_the_system_page_shows_the_checks_of_the_doctor_without_waiting_fo
     assert codes["SCHEMA"] == "OK"
     page = await visitor.get("/system")
     assert "examined" in page.text.lower()
-    assert 'http-equiv="refresh"' not in page.text
+    assert "data-refresh" not in page.text
 
 
 async def test_pages_cannot_write_and_a_slow_part_is_named_while_the_rest_is_shown(

@@ -27,7 +27,7 @@ from tests.web.conftest import by_header
 ADMIN = {"x-test-role": "admin"}
 VIEWERS = 20
 WATCHED_S = 4.0
-PAGES = ("/pulse", "/workers", "/recoveries")
+PAGES = ("/pulse/stream", "/workers/stream", "/recoveries/stream", "/changes/stream?of=tasks&after=x.0.0")
 MOST_PER_S = 3.0
 STOPS_WITHIN_S = 2.8
 """Without an end of its own, a stream would be cut off after three seconds."""
@@ -81,7 +81,7 @@ class Viewer:
         self.received = 0
 
     async def watch(self, client: httpx.AsyncClient, address: str, *, until: int | None = None) -> None:
-        async with client.stream("GET", f"{address}{self.path}/stream", headers=ADMIN, timeout=30) as answer:
+        async with client.stream("GET", f"{address}{self.path}", headers=ADMIN, timeout=30) as answer:
             assert answer.status_code == 200
             assert answer.headers["content-type"].startswith("text/event-stream")
             async for name, _ in events(answer):
@@ -123,7 +123,7 @@ async def test_twenty_viewers_cost_less_than_three_statements_a_second(app: App,
         rate = (counter.count - before) / (time.monotonic() - began)
         for each in watching:
             each.cancel()
-    received = [viewer.received for viewer in viewers if viewer.path == "/pulse"]
+    received = [viewer.received for viewer in viewers if viewer.path == PAGES[0]]
     print(
         f"{VIEWERS} viewers: {rate:.2f} statements a second, {min(received)} to {max(received)} events each"
     )
@@ -137,7 +137,7 @@ async def test_nothing_is_sampled_without_a_viewer(app: App, db: StoreHarness) -
     counter = Counter(web)
     await counter.begin()
     async with served(web) as address, httpx.AsyncClient() as client:
-        await Viewer("/pulse").watch(client, address, until=1)
+        await Viewer(PAGES[0]).watch(client, address, until=1)
         while web.live.viewers:
             await asyncio.sleep(0.05)  # the server notices a closed connection later
         await asyncio.sleep(LINGER_S + EVERY_S)  # then sampling has ended

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from html import unescape
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from everbeat import App
+from everbeat.domain.task.context_backend import EmittedItem
 from everbeat.store import leases
+from everbeat.store.streams import insert_items
 from tests.web.conftest import NewVisitor, Workers
 
 HOSTILE = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>{{ 1234*4321 }}\u202e"
@@ -146,3 +148,54 @@ async def test_the_actions_of_a_task_change_its_row_and_leave_an_audit_row(
     assert refused.status_code == 409
     assert (await visitor.post(f"/tasks/{running.id}/signal", name="go", value="{")).status_code == 400
     assert len(await app.aaudit_log()) == 4
+
+
+async def test_a_task_is_sent_again_with_other_arguments(
+    app: App, workers: Workers, new_visitor: NewVisitor
+) -> None:
+    failed = workers.fail("charge", arguments={"order": "o-1", "card": "4242"}, queue="bank")
+    unknown = workers.fail("nobody.knows", arguments={})
+    visitor = new_visitor("operate")
+    page = (await visitor.get(f"/tasks/{failed}")).text
+    assert "everbeat send charge --args" in page
+    sent = await visitor.act(f"/tasks/{failed}/send", arguments='{"order": "o-2", "card": "4343"}')
+    assert "The task is sent again" in sent
+    (new,) = [task for task in await app.alist_tasks(name="charge") if task.id != failed]
+    assert (new.queue, (await app.ainfo(new.id)).arguments["order"]) == ("bank", "o-2")
+    (entry,) = await app.aaudit_log()
+    assert (entry.action, entry.actor, entry.target, entry.note) == (
+        "send",
+        "operate-user",
+        str(new.id),
+        f"again, after {failed}",
+    )
+    for wrong in ("{", "[1]", '{"colour": 1}'):
+        assert (await visitor.post(f"/tasks/{failed}/send", arguments=wrong)).status_code == 400
+    assert (await visitor.post(f"/tasks/{unknown}/send", arguments="{}")).status_code == 409
+    hidden = new_visitor("admin", hide=["charge:card"])
+    assert "everbeat send" not in (await hidden.get(f"/tasks/{failed}")).text
+    assert (await hidden.post(f"/tasks/{failed}/send", arguments="{}")).status_code == 409
+    assert len(await app.alist_tasks(name="charge")) == 2
+
+
+async def test_the_items_of_a_stream_have_a_page_that_hides_them_by_role(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:  # O3
+    running = workers.start("charge")
+    items = [EmittedItem("tokens", number, json.dumps(f"{SECRET} {number}")) for number in range(1, 151)]
+    lease = (running.id, running.claim_id)
+    workers.db.run(insert_items([(lease, items)], channel=workers.db.target.channel))
+    path, reader = f"/tasks/{running.id}/items", new_visitor("read")
+    assert f'href="{path}?name=tokens"' in (await reader.get(f"/tasks/{running.id}")).text
+    first = await reader.json(path, name="tokens")
+    assert [each["number"] for each in first["items"]] == list(range(1, 101))
+    assert first["items"][0]["value"] == f"{SECRET} 1"
+    page = await reader.get(path, name="tokens")
+    assert f'href="{path}?name=tokens&amp;after=100"' in page.text
+    rest = await reader.json(path, name="tokens", after="100")
+    assert [each["number"] for each in rest["items"]] == list(range(101, 151))
+    for blind in (new_visitor("see"), new_visitor("admin", hide=["charge:card"])):
+        assert SECRET not in (await blind.get(path)).text
+        assert SECRET not in json.dumps(await blind.json(path, name="tokens"))
+    assert (await reader.get(path, after="x")).status_code == 400
+    assert (await reader.get(f"/tasks/{UUID(int=7)}/items")).status_code == 404

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 from uuid import UUID
 
+import typer
+
 from everbeat import App
+from everbeat.cli import tasks
+from everbeat.web.filters import LABELS
 from tests.web.conftest import SAME_ORIGIN, NewVisitor, Workers
 
 LONG = "n" * 200
@@ -67,6 +72,17 @@ async def test_all_filters_of_the_command_line_select_tasks(
     assert await ids(until="1h") == []
     assert (await visitor.json("/tasks", state="failing", status=400))["error"]["code"] == "UNKNOWN_CHOICE"
     assert (await visitor.json("/tasks", since="soon", status=400))["error"]["code"]
+
+
+def test_each_filter_of_the_command_line_is_one_of_the_page() -> None:
+    group: Any = typer.main.get_command(tasks.commands)
+    options = {
+        option.removeprefix("--").replace("-", "_")
+        for each in group.commands["list"].params
+        for option in each.opts
+        if option.startswith("--")
+    }
+    assert options - {"url", "schema", "app", "json", "limit", "before", "order"} == set(LABELS)
 
 
 async def test_pages_continue_after_the_last_task_without_gap_or_repetition(

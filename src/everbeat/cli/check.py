@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from everbeat import assembly
 from everbeat.app import App, definition_of
-from everbeat.cli.doctor import Examination
 from everbeat.cli.failures import ExitCode
 from everbeat.cli.locate import app_of, apps_of, load, place_of
 from everbeat.cli.output import say, show_json, stdout_console, stdout_is_terminal
@@ -38,6 +37,7 @@ from everbeat.errors import (
     SchemaOutdated,
 )
 from everbeat.errors.wording import amount, nearest, some
+from everbeat.examination import Examination
 from everbeat.nats.options import NatsConfig
 from everbeat.store.migrations import require_fit
 

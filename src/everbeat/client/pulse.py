@@ -11,6 +11,7 @@ from typing import Any, Final
 from everbeat.domain.doctor.work import SWEEPS_MISSED
 from everbeat.domain.explain.reasons import SilenceRules
 from everbeat.domain.inspection import RecoveryInfo, SupervisorInfo
+from everbeat.domain.pulse.actions import ActionMemory
 from everbeat.domain.pulse.incidents import Incident, incidents_of
 from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import DEAD_SHOWN_S, WINDOW_S, PulseMemory
@@ -58,6 +59,12 @@ class PulseWatch:
         self._left_at = 0.0
         self._one = asyncio.Lock()
         self._is_closed = False
+
+    async def look_at_actions(self) -> ActionMemory:
+        """Return the actions of operators with all those that are committed now. Raises DatabaseError."""
+        actions = self.memory.actions
+        actions.record(await self._run(pulse.latest_actions(actions.last_id)))
+        return actions
 
     async def look(self) -> PulseMemory:
         """Return the memory with a sample that is at most a second old. Raises DatabaseError if none can be taken."""
@@ -123,6 +130,7 @@ class PulseWatch:
             window_ms=DEAD_SHOWN_S * 1_000,
             known=None if is_gap else memory.known,
             after_recovery=None if memory.last is None else memory.last.last_recovery,
+            after_action=memory.actions.last_id,
         )
         try:
             memory.record(await self._run(statement))

@@ -54,9 +54,11 @@ def list_streams(task_id: UUID) -> Statement[list[StreamInfo]]:
     return Statement("stream/list_streams", {"id": task_id}, rows.each(StreamInfo))
 
 
-def list_items(task_id: UUID, name: str, *, after: int) -> Statement[list[StoredItem]]:
-    """Return the next items of a stream after the given number. An empty page means that no such item is stored now."""
-    parameters = {"id": task_id, "name": name, "after": after, "limit": PAGE_ITEMS, "bytes": PAGE_BYTES}
+def list_items(
+    task_id: UUID, name: str, *, after: int, most: int = PAGE_ITEMS
+) -> Statement[list[StoredItem]]:
+    """Return the next items of a stream after the given number, at most `most`. An empty page means that no such item is stored now."""
+    parameters = {"id": task_id, "name": name, "after": after, "limit": most, "bytes": PAGE_BYTES}
     return Statement("stream/list_items", parameters, rows.each(StoredItem))
 
 

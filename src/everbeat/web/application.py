@@ -30,6 +30,7 @@ from everbeat.web.examination import Examiner
 from everbeat.web.hiding import Hiding, hiding_of
 from everbeat.web.live import Live
 from everbeat.web.page import ActionDone, Goto, Page, PageResult, Unread, Visit
+from everbeat.web.pages.changes import address_of, mark_of
 from everbeat.web.refusals import RequestRefused
 from everbeat.web.requests import FormFields, read_form, read_query, require_same_origin, wants_json
 from everbeat.web.rights import Authentication, Role, User, authenticated, require
@@ -207,6 +208,8 @@ class Web:
             visit.unread.append(Unread("The database", problem.message, problem.fix))
             return rendering.away_page(problem)
         with self.access.reading_from(reading):
+            if route.method == "GET" and not wants_json(visit.request):
+                visit.mark = await mark_of(visit)
             return await route.serve(visit)
 
     async def _rendered(self, visit: Visit, answer: PageResult) -> Response:
@@ -230,7 +233,9 @@ class Web:
 
     async def _html(self, visit: Visit, page: Page) -> Response:
         said = unquote(visit.request.cookies.get(SAID, ""))[:_LONGEST_SAID] or None
-        response = rendering.html_page(visit, page, vitals=await self._vitals(visit), said=said)
+        response = rendering.html_page(
+            visit, page, vitals=await self._vitals(visit), said=said, changes=address_of(visit, page)
+        )
         if said:
             response.delete_cookie(SAID, path=f"{visit.request.scope.get('root_path', '')}/")
         return response

@@ -10,9 +10,9 @@ from typing import Final
 from msgspec import Struct
 
 from everbeat.app import App
-from everbeat.cli.doctor import Examination
 from everbeat.domain.doctor.findings import Check
 from everbeat.errors import EverbeatError
+from everbeat.examination import Examination
 from everbeat.runtime.clock import SystemClock
 
 _LONG_TRANSACTION_S: Final = 300.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime, timedelta
@@ -16,12 +17,14 @@ from starlette.responses import Response
 
 from everbeat.client.explaining import silence_rules
 from everbeat.client.pulse import SINCE, IncidentWatch, PulseWatch
+from everbeat.domain.pulse.actions import ActionMemory
 from everbeat.domain.pulse.incidents import Incident
 from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import PulseMemory
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import SystemClock
 from everbeat.web.page import Visit
+from everbeat.web.refusals import RequestRefused
 
 if TYPE_CHECKING:
     from everbeat.web.application import Web
@@ -67,6 +70,7 @@ class Live:
         self._watch: PulseWatch | None = None
         self._incidents: IncidentWatch | None = None
         self._rendered: dict[str, tuple[int, Parts]] = {}
+        self._origin = secrets.token_hex(4)
 
     async def aclose(self) -> None:
         """Stop sampling, and end all streams."""
@@ -85,17 +89,37 @@ class Live:
         memory = await watch.look()
         return await self._seen(memory, incidents)
 
-    async def stream(self, visit: Visit, key: str, render: Callable[[PulsePicture], Parts]) -> Response:
+    async def mark(self) -> str:
+        """Return the place in the order of operators' actions for a page that is read next. Raises DatabaseError."""
+        watch, _ = await self._opened()
+        actions = await watch.look_at_actions()
+        return f"{self._origin}.{actions.number}.{actions.last_id or 0}"
+
+    def place_of(self, mark: str) -> Callable[[ActionMemory], int]:
+        """Return how to find the place of a mark. Another process numbers the actions differently, so only the id of its mark counts."""
+        origin, _, rest = mark.partition(".")
+        number, _, last_id = rest.partition(".")
+        if not (number.isdecimal() and last_id.isdecimal()) or len(rest) > _LONGEST_MARK:
+            raise RequestRefused(400, "WRONG_FORM", "The parameter 'after' is not a mark of a page.")
+        if origin == self._origin:
+            return lambda _: int(number)
+        return lambda actions: actions.number_of(int(last_id))
+
+    async def stream(
+        self, visit: Visit, key: str, render: Callable[[PulsePicture], Parts], *, moves: bool = True
+    ) -> Response:
         """Return a stream of the parts of a page that changed. `key` names the page and everything that its rendering depends on.
 
-        With `calm` in the address, for a viewer who prefers reduced motion, every tenth look is sent, and those with a recovery. With
-        `once`, the stream ends after the first look.
+        With `calm` in the address, for a viewer who prefers reduced motion, every tenth look is sent, and those with a recovery. This has no
+        effect on a page that does not move. With `once`, the stream ends after the first look.
         """
         calm, once = (visit.query.get(name) is not None for name in ("calm", "once"))
         watch, incidents = await self._opened()
         if watch.viewers >= MOST_VIEWERS:
             return Response(_FULL, 503, headers={"retry-after": str(_FULL_FOR_S)})
-        events = self._events(watch, incidents, key, render, every=_CALM_LOOKS if calm else 1, once=once)
+        events = self._events(
+            watch, incidents, key, render, every=_CALM_LOOKS if calm and moves else 1, once=once
+        )
         return EventSourceResponse(events, ping=_PING_S, send_timeout=_SEND_TIMEOUT_S)
 
     async def _events(
@@ -113,16 +137,17 @@ class Live:
             yield {"event": "away", "data": _json({"problem": _FULL}), "retry": _FULL_FOR_S * 1_000}
             return
         yield {"event": "hello", "data": "{}", "retry": 1_000}
-        looks, ends_at = 0, self._clock.monotonic() + LONGEST_STREAM_S
+        looks, was_away, ends_at = 0, False, self._clock.monotonic() + LONGEST_STREAM_S
         async with watch.watching() as next_look:
             while await next_look() and (looks == 0 or self._clock.monotonic() < ends_at):
                 looks += 1
                 if watch.problem is not None:
+                    was_away = True
                     yield {"event": "away", "data": _json({"problem": watch.problem.message})}
                     if once:
                         return
                     continue
-                if (looks - 1) % every and not _has_news(watch):
+                if (looks - 1) % every and not _has_news(watch) and not was_away:
                     if looks % _ALIVE_LOOKS == 0:
                         yield _ALIVE
                     continue
@@ -134,7 +159,8 @@ class Live:
                     yield {"event": "away", "data": _json({"problem": "this page has a defect"})}
                     return
                 changed = {name: html for name, html in parts.items() if sent.get(name) != _digest(html)}
-                if changed:
+                if changed or was_away:  # an event without parts says that the page is live again
+                    was_away = False
                     sent |= {name: _digest(html) for name, html in changed.items()}
                     yield {"event": "parts", "data": _json(changed)}
                 elif looks % _ALIVE_LOOKS == 0:
@@ -194,6 +220,7 @@ _ALIVE_LOOKS: Final = 4
 """After how many looks the stream says that nothing has changed. The page counts on an event every ten seconds."""
 _ALIVE: Final = {"event": "alive", "data": "{}"}
 _FRESH_S: Final = 3.0
+_LONGEST_MARK: Final = 40
 _DEAD_FOR: Final = timedelta(hours=1)
 
 

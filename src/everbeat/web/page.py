@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -37,7 +37,8 @@ class Page(Struct, frozen=True, kw_only=True):
 
     `says` is the sentence that answers the question of the page. `data` are the records that the JSON document contains, which the template
     gets too. `more` is only for the template. `command` prints the same in a terminal. `refresh_s`: the browser loads the page again after
-    this many seconds, because a part is not ready.
+    this many seconds, because a part is not ready. `targets` names what a page about one thing shows, as the audit log does: its viewers are
+    notified when an action changes one of them.
     """
 
     template: str
@@ -48,6 +49,7 @@ class Page(Struct, frozen=True, kw_only=True):
     command: str | None = None
     status: int = 200
     refresh_s: int | None = None
+    targets: Sequence[str] = ()
 
 
 class ActionDone(Struct, frozen=True, kw_only=True):
@@ -81,6 +83,8 @@ class Visit:
         self.form = form
         self.now = SystemClock().wall()
         self.unread: list[Unread] = []
+        self.mark: str | None = None
+        """The place in the order of operators' actions at which the page is read."""
         self.hiding: Hiding = web.hiding_for(user)
 
     @property

@@ -61,8 +61,10 @@ def _static(name: str) -> str:
     return f"/static/{name}?v={files()[name].version}"
 
 
-def html_page(visit: Visit, page: Page, *, vitals: Vitals, said: str | None) -> Response:
-    """Return a page as HTML."""
+def html_page(
+    visit: Visit, page: Page, *, vitals: Vitals, said: str | None, changes: str | None = None
+) -> Response:
+    """Return a page as HTML. `changes` is the address of the stream that notifies its viewers of changes."""
     cookies = visit.request.cookies
     theme = cookies.get("everbeat-theme")
     context = {
@@ -70,6 +72,7 @@ def html_page(visit: Visit, page: Page, *, vitals: Vitals, said: str | None) -> 
         "visit": visit,
         "vitals": vitals,
         "said": said,
+        "changes": changes,
         "now": visit.now,
         "link": visit.link,
         "ago": partial(wording.ago, now=visit.now),

@@ -10,6 +10,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from everbeat.domain.explain.reasons import SilenceRules
+from everbeat.domain.pulse.actions import ActionMemory
 from everbeat.domain.pulse.judging import TreeJudgement, judged, observed_rules
 from everbeat.domain.pulse.sample import (
     PulseSample,
@@ -59,13 +60,14 @@ class TreeTrace(Struct, kw_only=True):
 
 
 class PulseMemory:
-    """Remembers the samples of the last 90 seconds. `rules` are the thresholds of the app."""
+    """Remembers the samples of the last 90 seconds, and the latest actions of operators. `rules` are the thresholds of the app."""
 
     def __init__(self, rules: SilenceRules) -> None:
         self.rules = rules
         self.samples = 0
         self.last: PulseSample | None = None
         self.recoveries: deque[SampledRecovery] = deque(maxlen=_MOST_RECOVERIES)
+        self.actions = ActionMemory()
         self._traces: dict[str, TreeTrace] = {}
 
     @property
@@ -96,6 +98,7 @@ class PulseMemory:
             found[tree.id] = _with(before, tree, crew, judgement, at=sample.at)
         self._traces = found
         self.recoveries.extend(sample.recoveries)
+        self.actions.record(sample.actions)
         self.last = sample
         self.samples += 1
 

@@ -89,6 +89,15 @@ class SampledRecovery(Struct, frozen=True, kw_only=True):
     recovered_by: str | None = None
 
 
+class SampledAction(Struct, frozen=True):
+    """An action of an operator, as the audit log notes it, without its filters and its note."""
+
+    id: int
+    actor: str
+    action: str
+    target: str | None = None
+
+
 class StoredBeat(Struct, frozen=True):
     """A heartbeat of the short history. `held` is the number of leases for which it vouched."""
 
@@ -101,7 +110,8 @@ class StoredBeat(Struct, frozen=True):
 class PulseSample(Struct, frozen=True, kw_only=True):
     """A sample of all trees at the database's time `at`. `last_recovery` is the highest number of a recovery, or 0.
 
-    `overdue` counts the leases that automatic recovery should have recovered long ago, the oldest by `overdue_ms`.
+    `actions` are the latest actions of operators, also some that the sample before has found. `overdue` counts the leases that automatic
+    recovery should have recovered long ago, the oldest by `overdue_ms`.
     """
 
     at: datetime
@@ -109,6 +119,7 @@ class PulseSample(Struct, frozen=True, kw_only=True):
     trees: tuple[SampledTree, ...]
     workers: tuple[SampledWorker, ...]
     recoveries: tuple[SampledRecovery, ...] = ()
+    actions: tuple[SampledAction, ...] = ()
     overdue: int = 0
     overdue_ms: int | None = None
     last_recovery: int = 0

@@ -1,8 +1,8 @@
--- Sample the pulse of all trees: their heartbeats, session locks, workers, the recoveries after the last look, and the overdue leases. One
--- sample serves all viewers of a process, and it writes nothing. Trees that have not ended are found by supervisors_live. Of the trees that
+-- Sample the pulse of all trees: heartbeats, session locks, workers, overdue leases, and what happened after the last look. That is the
+-- recoveries, and the actions of operators. One sample serves all viewers of a process, and it writes nothing. Trees that have not ended are found by supervisors_live. Of the trees that
 -- ended within `window_ms`, only those in `known` are listed, by the primary key; null lists all, which reads the whole table of
 -- supervisors. Each worker's leases are counted by tasks_leased, its last snapshot is found by worker_states_by_worker, and new recoveries
--- by the primary key.
+-- and new actions by the primary keys.
 with {fragment/tree_sessions}
 , overdue as materialized (
     {fragment/overdue_leases}
@@ -58,12 +58,15 @@ with {fragment/tree_sessions}
     where r.id > %(after_recovery)s
     order by r.id desc
     limit %(most_recoveries)s
+), acted as materialized (
+    {fragment/latest_actions}
 )
 select
     statement_timestamp() as at, pg_is_in_recovery() as is_standby,
     (select json_agg(s.* order by s.id) from sampled s)::text as trees,
     (select json_agg(c.* order by c.id) from crew c)::text as workers,
     (select json_agg(f.* order by f.id) from fresh f)::text as recoveries,
+    (select json_agg(a.* order by a.id) from acted a)::text as actions,
     (select count(*) from overdue o where o.overdue_ms > 0) as overdue,
     (select max(o.overdue_ms) from overdue o where o.overdue_ms > 0) as overdue_ms,
     (select max(r.id) from {schema}.recoveries r) as last_recovery

@@ -21,6 +21,7 @@ _MOST_COUNTED: Final = 1_000
 _MOST_DETAILED: Final = 12
 """For how many limits with permits in use the holders are read."""
 _MOST_PLACES: Final = 60
+_MOST_KEYS: Final = 10
 _SLOW_S: Final = 60.0
 
 
@@ -49,6 +50,7 @@ async def show(visit: Visit) -> PageResult:
         "everything": next((pause for pause in pauses or () if pause.kind == "all"), None),
         "task_pauses": [pause for pause in pauses or () if pause.kind == "task"],
         "most_places": _MOST_PLACES,
+        "most_keys": _MOST_KEYS,
         "most_counted": _MOST_COUNTED,
         "slow_s": _SLOW_S,
     }

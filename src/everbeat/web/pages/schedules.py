@@ -165,6 +165,7 @@ async def show_one(visit: Visit) -> PageResult:
         data=data,
         more=more,
         command=f"everbeat schedules show {name}",
+        targets=[name],
     )
 
 

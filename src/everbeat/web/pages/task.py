@@ -20,6 +20,7 @@ from everbeat.store.plan import ask
 from everbeat.store.recorded import list_steps, read_checkpoint
 from everbeat.web.filters import to_uuid
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
+from everbeat.web.pages.sending import again_of
 from everbeat.web.pages.tasks import look_of
 from everbeat.web.reasons import lead_of, shown_reasons
 from everbeat.web.refusals import RequestRefused
@@ -111,6 +112,7 @@ async def show(visit: Visit) -> PageResult:
         and task.waits_for is None
         and task.enqueued_at > visit.now,
         "is_asking": is_answer(task.waits_for),
+        "again": again_of(visit, task),
     }
     return Page(
         template="task.html",
@@ -121,7 +123,14 @@ async def show(visit: Visit) -> PageResult:
         data=data,
         more=more,
         command=f"everbeat explain {task_id}",
+        targets=_targets(task),
     )
+
+
+def _targets(task: TaskInfo) -> list[str]:
+    """Return what the page is about: also the pauses and the workflow that decide whether the task runs."""
+    found = [str(task.id), f"queue {task.queue}", f"task {task.name}", "everything"]
+    return [*found, *(str(each) for each in (task.workflow_id, task.parent_id, task.batch_id) if each)]
 
 
 def _shown_reasons(visit: Visit, found: Explanation | None) -> Explanation | None:

@@ -152,6 +152,11 @@ async def show_one(visit: Visit) -> PageResult:
         data=data,
         more=more,
         command=f"everbeat workflows show {workflow_id} --graph",
+        targets=[
+            str(workflow_id),
+            "everything",
+            *(str(each.task_id) for each in shown_nodes if each.task_id),
+        ],
     )
 
 

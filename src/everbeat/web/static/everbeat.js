@@ -52,6 +52,12 @@ document.addEventListener("submit", (event) => {
   if (question && !window.confirm(question)) event.preventDefault();
 });
 
+// ---------- short addresses: an empty field of a filter is not a part of the link ----------
+document.addEventListener("formdata", (event) => {
+  if (event.target.method !== "get") return;
+  for (const [name, value] of [...event.formData]) if (value === "") event.formData.delete(name);
+});
+
 // ---------- copying ----------
 function offerCopies(within) {
   if (!navigator.clipboard) return;
@@ -60,7 +66,8 @@ function offerCopies(within) {
 
 document.addEventListener("click", (event) => {
   const button = event.target instanceof Element ? event.target.closest("button.copy") : null;
-  if (button) navigator.clipboard.writeText(button.dataset.copy).catch(() => {});
+  const text = button && "copyLink" in button.dataset ? window.location.href : button?.dataset.copy;
+  if (text) navigator.clipboard.writeText(text).catch(() => {});
 });
 
 // ---------- ticked rows ----------
@@ -69,6 +76,16 @@ document.addEventListener("change", (event) => {
   if (!(box instanceof HTMLInputElement) || !box.matches("[data-ticks]")) return;
   for (const other of document.querySelectorAll(`input[name="${CSS.escape(box.dataset.ticks)}"]`)) other.checked = box.checked;
 });
+
+// ---------- pages of which a part is not ready ----------
+// The page is loaded again when the part can be ready, but not while somebody uses it, and not unseen.
+function loadAgain() {
+  const isUsed = document.getElementById("main").contains(document.activeElement);
+  if (isUsed || document.hidden) window.setTimeout(loadAgain, LONGEST_PAUSE_MS);
+  else window.location.reload();
+}
+
+if (root.dataset.refresh) window.setTimeout(loadAgain, 1000 * Number(root.dataset.refresh));
 
 localise(document);
 offerCopies(document);

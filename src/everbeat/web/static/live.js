@@ -1,4 +1,5 @@
 // Keeps a live page up to date. Its parts arrive as server-sent events and replace the elements with their ids. The browser reconnects.
+// A page that nobody sees has no stream: a browser opens only a few connections to a server, and other tabs need them.
 "use strict";
 
 const live = document.querySelector("[data-live]");
@@ -31,15 +32,17 @@ if (live) {
   const say = (text) => {
     if (state && state.textContent !== text) state.textContent = text;
   };
-  let source;
+  let source = null;
   let again;
-  const connect = () => {
+  const heard = () => {
+    silentSince = null;
+    heardAt = Date.now();
+    say("");
+  };
+  const open = () => {
+    clearTimeout(again);
+    heardAt = Date.now();
     source = new EventSource(address);
-    const heard = () => {
-      silentSince = null;
-      heardAt = Date.now();
-      say("");
-    };
     source.addEventListener("alive", heard);
     source.addEventListener("parts", (event) => {
       heard();
@@ -50,24 +53,32 @@ if (live) {
       heardAt = Date.now();
       say(`Not live: ${JSON.parse(event.data).problem}`);
     });
-    source.addEventListener("error", () => {
+    source.addEventListener("error", (event) => {
+      if (event.target !== source) return;
       silentSince ??= Date.now();
       // The browser connects again by itself, but not after an answer with an error, such as that of a proxy whose server restarts.
       const isRefused = source.readyState === EventSource.CLOSED;
-      if (isRefused) again = setTimeout(connect, AGAIN_MS);
+      if (isRefused) again = setTimeout(open, AGAIN_MS);
       if (isRefused || Date.now() - silentSince >= QUIET_MS) say(UNANSWERED);
     });
   };
-  connect();
+  const close = () => {
+    clearTimeout(again);
+    source?.close();
+    source = null;
+  };
+  const follow = () => {
+    if (document.hidden) close();
+    else if (!source) open();
+  };
   // A connection without a peer causes no error for minutes.
   setInterval(() => {
-    if (Date.now() - heardAt >= SILENT_MS) say(UNANSWERED);
+    if (source && Date.now() - heardAt >= SILENT_MS) say(UNANSWERED);
   }, 1000);
-  window.addEventListener("pagehide", () => {
-    clearTimeout(again);
-    source.close();
-  });
+  document.addEventListener("visibilitychange", follow);
+  window.addEventListener("pagehide", close);
   window.addEventListener("pageshow", (event) => {
     if (event.persisted) window.location.reload();
   });
+  follow();
 }

@@ -1,0 +1,2 @@
+-- List the actions of operators after the last one that a dashboard has seen, newest first, by the primary key.
+{fragment/latest_actions}
