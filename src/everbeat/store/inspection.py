@@ -304,7 +304,7 @@ def list_recoveries(
     Of the recovered tasks in `history`, at most `most` are examined (None: all), and only those that ended at `oldest` or later.
     """
     parameters = query.filters() | {"limit": limit, "most": most, "oldest": oldest}
-    return Statement("inspect/list_recoveries", parameters, _recoveries)
+    return Statement("inspect/list_recoveries", parameters, read_recoveries)
 
 
 def last_recovered(query: RecoveryQuery, *, most: int) -> Statement[datetime | None]:
@@ -374,7 +374,8 @@ def _heartbeats(found: Sequence[Row]) -> list[HeartbeatInfo]:
     return [HeartbeatInfo(*row) for row in found]
 
 
-def _recoveries(found: Sequence[Row]) -> list[RecoveryInfo]:
+def read_recoveries(found: Sequence[Row]) -> list[RecoveryInfo]:
+    """Return the records of the rows of a list of recoveries."""
     return [
         RecoveryInfo(*_with(row, {10: rows.state, 19: rows.optional_mapping, 25: rows.state}))
         for row in found

@@ -28,7 +28,9 @@ from everbeat.store.reading import ReadingDatabase
 from everbeat.web import rendering
 from everbeat.web.examination import Examiner
 from everbeat.web.hiding import Hiding, hiding_of
+from everbeat.web.kept_charts import KeptCharts
 from everbeat.web.live import Live
+from everbeat.web.moments import moment_of
 from everbeat.web.page import ActionDone, Goto, Page, PageResult, Unread, Visit
 from everbeat.web.pages.changes import address_of, mark_of
 from everbeat.web.refusals import RequestRefused
@@ -96,11 +98,13 @@ class Web:
         self.vitals = VitalsWatch()
         self.examiner = Examiner(app)
         self.live = Live(self)
+        self.kept_charts = KeptCharts()
         self._auth = auth
         self._rules = hiding_of(hide)
         self._reading: ReadingDatabase | None = None
         self._opening = asyncio.Lock()
         self.paths = frozenset(route.path for route in ROUTES)
+        self.past_paths = frozenset(route.path for route in ROUTES if route.has_past)
         addresses = [Address(route.path, self._endpoint(route), methods=[route.method]) for route in ROUTES]
         addresses.append(Address("/static/{name}", self._static, methods=["GET"]))
         # A redirect of the router would contain the scheme and the host that the server sees behind a proxy.
@@ -173,6 +177,8 @@ class Web:
             visit = Visit(self, request, user, query=FormFields({}), form=FormFields({}))
             require(user, route.role, changes=route.changes, read_only=self.read_only)
             visit.query = read_query(request)
+            if route.has_past:
+                visit.at = moment_of(visit.query.get("at"), now=visit.now)
             if route.method != "GET":
                 require_same_origin(request)
                 visit.form = await read_form(request)

@@ -48,13 +48,17 @@ class TreeCounts(Struct, frozen=True):
 
 
 class PulsePicture(Struct, frozen=True):
-    """The content of the live pages at one sample: the memory of the pulse, the incidents of the last 24 hours, and the database's time."""
+    """The content of the live pages at one sample: the memory of the pulse, the incidents of the last 24 hours, and the database's time.
+
+    `is_past`: it is the picture of a past moment. Whether sessions were held then is not recorded.
+    """
 
     memory: PulseMemory
     incidents: list[Incident]
     at: datetime
     crew: TreeCounts
     problem: DatabaseError | None = None
+    is_past: bool = False
 
 
 Parts = Mapping[str, str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -15,6 +16,7 @@ from everbeat.app import App
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import SystemClock
 from everbeat.web.hiding import Hiding
+from everbeat.web.moments import written
 from everbeat.web.requests import FormFields
 from everbeat.web.rights import Role, User
 
@@ -71,7 +73,10 @@ PageResult: TypeAlias = Page | ActionDone | Goto | Response
 
 
 class Visit:
-    """One request of an authenticated user. `app` reads for the pages, with the limits of the dashboard (see `Web`)."""
+    """One request of an authenticated user. `app` reads for the pages, with the limits of the dashboard (see `Web`).
+
+    `at` is the past moment that the page shows, or None for a page of the present.
+    """
 
     def __init__(
         self, web: Web, request: Request, user: User, *, query: FormFields, form: FormFields
@@ -85,6 +90,7 @@ class Visit:
         self.unread: list[Unread] = []
         self.mark: str | None = None
         """The place in the order of operators' actions at which the page is read."""
+        self.at: datetime | None = None
         self.hiding: Hiding = web.hiding_for(user)
 
     @property
@@ -98,11 +104,16 @@ class Visit:
         return self.request.path_params
 
     def may(self, role: str) -> bool:
-        """Return whether pages offer this user the actions of a role. The action itself decides again."""
-        return self.user.role.includes(Role(role)) and not self.web.read_only
+        """Return whether pages offer this user the actions of a role, which none does for the past. The action itself decides again."""
+        return self.user.role.includes(Role(role)) and not self.web.read_only and self.at is None
 
     def link(self, path: str, **parameters: Any) -> str:
-        """Return the address of a path below the dashboard's root. Parameters that are None are left out; lists are repeated."""
+        """Return the address of a path below the dashboard's root. Parameters that are None are left out; lists are repeated.
+
+        A page of the past links to other pages of the same moment, unless `at` is given.
+        """
+        if self.at is not None and path in self.web.past_paths:
+            parameters = {"at": written(self.at), **parameters}
         given = {name: value for name, value in parameters.items() if value not in (None, "", [])}
         query = f"?{urlencode(given, doseq=True)}" if given else ""
         return f"{self.request.scope.get('root_path', '')}{quote(path, safe=_PATH)}{query}"

@@ -18,6 +18,7 @@ from everbeat.domain.documents import failure_document, plain_value
 from everbeat.errors import DatabaseError, EverbeatError
 from everbeat.errors.wording import amount, visible, visible_json
 from everbeat.web import wording
+from everbeat.web.moments import steps_around, written
 from everbeat.web.navigation import PLACES
 from everbeat.web.page import Page, Visit
 from everbeat.web.refusals import RequestRefused, status_of
@@ -52,6 +53,8 @@ def _environment() -> Environment:
         "json_text": wording.json_text,
         "json_line": wording.json_line,
         "mark": wording.mark,
+        "moment": wording.form_moment,
+        "address_time": written,
     }
     made.globals |= {"amount": amount, "places": PLACES, "static": _static}
     return made
@@ -76,6 +79,7 @@ def html_page(
         "now": visit.now,
         "link": visit.link,
         "ago": partial(wording.ago, now=visit.now),
+        "around": partial(steps_around, now=visit.now),
         "theme": theme if theme in ("light", "dark") else "auto",
         "clock_kind": "utc" if cookies.get("everbeat-clock") == "utc" else "local",
         "here": visit.request.scope["path"].removeprefix(visit.request.scope.get("root_path", "")),

@@ -31,7 +31,8 @@ from everbeat.web.rights import Role
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """One address. `changes`: it changes something, so a read-only dashboard refuses it, and the audit log notes the user.
+    """One address. `changes`: it changes something, so a read-only dashboard refuses it, and the audit log notes the user. `has_past`: with the
+    parameter `at`, it shows a past moment.
 
     `needs_database` is False for a page that says something even if the database is away.
     """
@@ -42,6 +43,7 @@ class Route(Struct, frozen=True, kw_only=True):
     method: Literal["GET", "POST"] = "GET"
     changes: bool = False
     needs_database: bool = True
+    has_past: bool = False
 
 
 def _action(
@@ -63,17 +65,17 @@ def _changes_of_tasks() -> Iterator[Route]:
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route(path="/", serve=basics.home, role=Role.SEE, needs_database=False),
-    Route(path="/pulse", serve=pulse.show, role=Role.SEE),
+    Route(path="/pulse", serve=pulse.show, role=Role.SEE, has_past=True),
     Route(path="/pulse/stream", serve=pulse.stream, role=Role.SEE),
-    Route(path="/workers", serve=workers.show, role=Role.SEE),
+    Route(path="/workers", serve=workers.show, role=Role.SEE, has_past=True),
     Route(path="/workers/stream", serve=workers.stream, role=Role.SEE),
     Route(path="/workers/{worker_id}", serve=workers.show_one, role=Role.SEE),
     _action("/workers/{supervisor_id}/quiet", workers.quiet),
     _action("/workers/{supervisor_id}/resume", workers.resume),
     _action("/workers/{supervisor_id}/release", workers.release, role=Role.ADMIN),
-    Route(path="/recoveries", serve=recoveries.show, role=Role.SEE),
+    Route(path="/recoveries", serve=recoveries.show, role=Role.SEE, has_past=True),
     Route(path="/recoveries/stream", serve=recoveries.stream, role=Role.SEE),
-    Route(path="/recoveries/export", serve=recoveries.export, role=Role.READ),
+    Route(path="/recoveries/export", serve=recoveries.export, role=Role.READ, has_past=True),
     Route(path="/recoveries/sweep", serve=recoveries.dry_run, role=Role.OPERATE),
     Route(path="/changes/stream", serve=changes.stream, role=Role.SEE),
     Route(path="/find", serve=basics.find, role=Role.SEE),
@@ -90,7 +92,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _action("/tasks/{id}/signal", task.signal),
     _action("/tasks/{id}/send", sending.send_again),
     Route(path="/tasks/{id}/items", serve=sending.show_items, role=Role.SEE),
-    Route(path="/queues", serve=queues.show, role=Role.SEE),
+    Route(path="/queues", serve=queues.show, role=Role.SEE, has_past=True),
     _action("/queues/pause", queues.pause),
     _action("/queues/resume", queues.resume),
     _action("/limits/set", limits.set_numbers, role=Role.ADMIN),

@@ -46,9 +46,26 @@ def clock(moment: datetime | None, *, precise: bool = False) -> Markup:
     )
 
 
+def form_moment(moment: datetime) -> str:
+    """Return a time as the value of a field of a form, in UTC."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
 def number(value: float | None) -> str:
     """Return a number with separators. Return a dash for None."""
     return "–" if value is None else f"{value:,}"
+
+
+def count(value: float) -> str:
+    """Return a number for an axis or a short text: 940, 1.2k, 15k, 3M."""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return (
+                f"{value / size:.1f}".removesuffix(".0") + unit
+                if value < 10 * size
+                else f"{value / size:.0f}{unit}"
+            )
+    return f"{value:.0f}" if value >= 1 or not value else f"{value:g}"
 
 
 def short_id(value: UUID | str) -> str:

@@ -7,8 +7,10 @@ import json
 import msgspec
 import pytest
 
+from everbeat.domain.charts import ChartMark, ChartPoint
 from everbeat.domain.documents import plain_value
 from everbeat.domain.inspection import SupervisorInfo
+from everbeat.domain.past import PastSetting
 from everbeat.domain.pulse.incident_report import incident_document, incident_markdown
 from everbeat.domain.pulse.incidents import IncidentKind, incidents_of, rerun_of, totals_of
 from everbeat.domain.pulse.sentences import (
@@ -19,6 +21,7 @@ from everbeat.domain.pulse.sentences import (
     rescue_of,
     title_of,
 )
+from everbeat.domain.pulse.timeline import IncidentContext, timeline_of
 from everbeat.domain.pulse.wording import brief_duration, names_of
 from everbeat.domain.task.states import TaskState
 from tests.domain.pulse.samples import NOW, ago, dead_tree, memory, recovery, tree, worker
@@ -166,6 +169,34 @@ def test_the_report_of_an_incident_has_every_task_and_cannot_be_broken_by_names(
     document = json.loads(msgspec.json.encode(incident_document(incident, TREES), enc_hook=plain_value))
     assert [each["recovery"] for each in document["tasks"]] == [1, 2]
     assert document["rescuers"] == {"fra-1": 2}
+
+
+def test_the_report_of_an_incident_has_its_course_and_the_numbers_around_it() -> None:
+    (incident,) = incidents_of([recovery(1), recovery(2, ran_again_on="fra-3-2-w", ran_again_at=ago(40))])
+    course = timeline_of(incident, TREES)
+    assert [each.at for each in course] == sorted(each.at for each in course)
+    told = [each.words for each in course]
+    assert told.index("last sign of life") < told.index("fra-2 died: noticed by session after 2.1 s")
+    assert any(words.startswith("fra-3 begins to run 1 task again") for words in told)
+    context = IncidentContext(
+        points=[
+            ChartPoint(at=ago(60), completed=7, failed=2, due=5, oldest_due_s=3.0),
+            ChartPoint(at=ago(0)),
+        ],
+        marks=[ChartMark(at=ago(50), kind="pause", words="paused: queue | mail")],
+        settings=[PastSetting(ago(90), "pause", "queue mail", "ann", None)],
+    )
+    text = incident_markdown(incident, TREES, made_at=NOW, context=context)
+    assert "| 9 | 2 |  |  | 5 | 3.0 s |  |  |" in text
+    assert "paused: queue \\| mail" in text
+    assert "queue mail (pause by ann)" in text
+    assert "Late writes" in text
+    assert "## The installation around it" not in incident_markdown(incident, TREES, made_at=NOW)
+    document = json.loads(
+        msgspec.json.encode(incident_document(incident, TREES, context), enc_hook=plain_value)
+    )
+    assert [each["what"] for each in document["timeline"]] == told
+    assert document["around"]["points"][0]["due"] == 5
 
 
 def say(

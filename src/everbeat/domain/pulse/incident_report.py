@@ -4,17 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
+from everbeat.domain.charts import ChartPoint
 from everbeat.domain.pulse.incidents import Incident, RecoveryCourse, certificate_of, totals_of
 from everbeat.domain.pulse.sentences import notice_of, outcome_of, rescue_of, title_of
+from everbeat.domain.pulse.timeline import IncidentContext, timeline_of
 from everbeat.domain.pulse.wording import brief_duration
 from everbeat.errors.wording import amount, on_one_line
 
+LATE_WRITES: Final = (
+    "A late write of the dead is refused, because its claim_id is no longer valid. The log of its worker has the refusal, and the database"
+    " has no record of it."
+)
 
-def incident_document(incident: Incident, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return an incident as plain values, with a row and the certificate for each task."""
-    return {**incident_summary(incident, names), "tasks": [_row(rerun) for rerun in incident.reruns]}
+
+def incident_document(
+    incident: Incident, names: Mapping[str, str], context: IncidentContext | None = None
+) -> dict[str, Any]:
+    """Return an incident as plain values: its course, and a row with the certificate for each task. `context` adds what happened around it."""
+    document = {
+        **incident_summary(incident, names),
+        "timeline": [{"at": each.at, "what": each.words} for each in timeline_of(incident, names)],
+        "late_writes": LATE_WRITES,
+        "tasks": [_row(rerun) for rerun in incident.reruns],
+    }
+    if context is not None:
+        around = {"points": context.points, "marks": context.marks, "settings": context.settings}
+        document["around"] = around
+    return document
 
 
 def incident_summary(incident: Incident, names: Mapping[str, str]) -> dict[str, Any]:
@@ -41,7 +59,13 @@ def incident_summary(incident: Incident, names: Mapping[str, str]) -> dict[str, 
     }
 
 
-def incident_markdown(incident: Incident, names: Mapping[str, str], *, made_at: datetime) -> str:
+def incident_markdown(
+    incident: Incident,
+    names: Mapping[str, str],
+    *,
+    made_at: datetime,
+    context: IncidentContext | None = None,
+) -> str:
     """Return an incident as one page of Markdown. All times are UTC. `names` are the trees of workers."""
     totals = totals_of([incident])
     lines = [
@@ -57,6 +81,13 @@ def incident_markdown(incident: Incident, names: Mapping[str, str], *, made_at: 
         f"| Noticed | {_moment(incident.noticed_at)}, {notice_of(incident)} |",
         f"| Running again after | {_span(totals.again_s)} (median), {_span(totals.slowest_again_s)} (slowest) |",
         f"| Taken over by | {_cell(rescue_of(incident, names) or 'no tree')} |",
+        f"| Late writes | {LATE_WRITES} |",
+        "",
+        "## Timeline",
+        "",
+        "| Time | What happened |",
+        "| --- | --- |",
+        *[f"| {_moment(each.at)} | {_cell(each.words)} |" for each in timeline_of(incident, names)],
         "",
     ]
     if incident.reruns:
@@ -77,8 +108,46 @@ def incident_markdown(incident: Incident, names: Mapping[str, str], *, made_at: 
             "Only the latest recoveries were read, so tasks can be missing: `everbeat recoveries list`.",
             "",
         ]
+    if context is not None:
+        lines += _around(context)
     lines.append(f"Made by everbeat at {_moment(made_at)}.")
     return "\n".join(lines) + "\n"
+
+
+def _around(context: IncidentContext) -> list[str]:
+    """Return the numbers of the whole installation around the incident, the events, and what operators had set."""
+    lines = ["## The installation around it", ""]
+    if context.settings:
+        listed = ", ".join(
+            f"{_cell(each.target)} ({each.action} by {_cell(each.actor)})" for each in context.settings
+        )
+        lines += [f"Paused or limited by operators, according to the audit log: {listed}.", ""]
+    if not context.points:
+        return [*lines, "No rate or depth of this time is kept.", ""]
+    lines += [
+        "| From | Ended | Failed, crashed or lost | Waited p95 | Ran p95 | Due | Oldest due | Claimed | Running |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        *[_point(each) for each in context.points],
+        "",
+        *[f"- {_moment(mark.at)}: {_cell(mark.words)}" for mark in context.marks],
+    ]
+    return [*lines, ""] if context.marks else lines
+
+
+def _point(point: ChartPoint) -> str:
+    cells = (
+        _moment(point.at), str(point.ended), str(point.failed), _known(point.wait_p95), _known(point.run_p95), _count(point.due),
+        _known(point.oldest_due_s), _count(point.claimed), _count(point.running),
+    )  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _known(seconds: float | None) -> str:
+    return "" if seconds is None else brief_duration(seconds)
 
 
 def _row(rerun: RecoveryCourse) -> dict[str, Any]:

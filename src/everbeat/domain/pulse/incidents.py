@@ -21,7 +21,7 @@ TOGETHER: Final = timedelta(seconds=5)
 _CUT_WITHIN: Final = timedelta(minutes=1)
 """How long the recoveries of one death take at most. An incident that began later than that after the oldest recovery read is complete."""
 _OF_TREES: Final = frozenset({"session", "age", "startup", "sweep"})
-_OF_MASS: Final = "many were lost together"
+OF_MASS: Final = "many were lost together"
 
 
 class IncidentKind(StrEnum):
@@ -296,8 +296,7 @@ def _merged(found: Iterable[Incident]) -> list[Incident]:
     for tree in trees:
         last = chains[-1][-1] if chains else None
         is_with = last is not None and (
-            tree.noticed_at - last.noticed_at <= TOGETHER
-            or (_OF_MASS in tree.cause and _OF_MASS in last.cause)
+            tree.noticed_at - last.noticed_at <= TOGETHER or (OF_MASS in tree.cause and OF_MASS in last.cause)
         )
         if is_with:
             chains[-1].append(tree)

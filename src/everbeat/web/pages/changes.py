@@ -68,7 +68,7 @@ def _place(visit: Visit) -> str | None:
 
 def address_of(visit: Visit, page: Page) -> str | None:
     """Return the address of the stream that notifies the viewers of a page of changes, or None if it needs none."""
-    if visit.mark is None or page.status != 200 or page.refresh_s is not None:
+    if visit.mark is None or page.status != 200 or page.refresh_s is not None or visit.at is not None:
         return None
     targets = [target[:200] for target in page.targets[:_MOST_TARGETS]]
     return visit.link("/changes/stream", of=_place(visit), after=visit.mark, target=targets)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +21,9 @@ from everbeat.errors.wording import amount
 from everbeat.web import rendering, wording
 from everbeat.web.live import Parts, PulsePicture
 from everbeat.web.page import Page, PageResult, Visit
-from everbeat.web.strip_drawing import mini_svg, strip_svg
+from everbeat.web.pages.charts import busiest_of, chart_content, charts_of
+from everbeat.web.past import read_past
+from everbeat.web.strip_drawing import mini_svg, sparkline, strip_svg
 from everbeat.web.wording import Mark
 
 COMMAND: Final = "everbeat workers"
@@ -31,6 +35,7 @@ _PARTS: Final = {
 }
 _SHOWN: Final = 40
 _TICKED: Final = 12
+_RUNS: Final = 200
 TREE_MARKS: Final = {
     TreeState.BEATS: Mark("live", "s-live", "beats"),
     TreeState.LATE: Mark("late", "s-late", "late"),
@@ -60,16 +65,51 @@ class TreeRow(Struct, frozen=True, kw_only=True):
 
 
 async def show(visit: Visit) -> PageResult:
-    """Show the pulse. The page is live: its parts are replaced as they change."""
+    """Show the pulse, now or at a past moment. The page of the present is live: its parts are replaced as they change."""
+    if visit.at is not None:
+        return await _past(visit, visit.at)
     picture = await visit.web.live.picture()
     content = pulse_content(picture)
+    charts, busiest = await asyncio.gather(charts_of(visit), busiest_of(visit))
     return Page(
         template="pulse.html",
         title="Pulse",
         says=" ".join([content["say"].lead, content["say"].rest]).strip(),
-        data=_document(picture, content),
-        more={**content, **times_of(picture), "mini": mini_of(picture.memory.traces, picture)},
+        data=_document(picture, content) | {"busiest_queues": busiest, "charts": charts},
+        more={
+            **content,
+            **chart_content(visit, charts, path="/pulse"),
+            **times_of(picture),
+            "mini": mini_of(picture.memory.traces, picture),
+            "busiest": [(each, sparkline(each.line, tone="run")) for each in busiest],
+        },
         command=COMMAND,
+    )
+
+
+async def _past(visit: Visit, at: datetime) -> PageResult:
+    """Show the pulse of a past moment: the trees, what ran on them, and the charts around it."""
+    view = await read_past(visit, at)
+    picture = view.picture
+    content, trees = pulse_content(picture), trees_of_workers(picture)
+    charts, busiest = await asyncio.gather(charts_of(visit), busiest_of(visit))
+    document = _document(picture, content) | {"overdue_leases": None, "at": at}
+    return Page(
+        template="pulse_past.html",
+        title="Pulse as of then",
+        says=view.says,
+        data=document
+        | view.document()
+        | {"runs": view.runs.runs, "more_runs": view.runs.more, "busiest_queues": busiest, "charts": charts},
+        more={
+            **content,
+            **chart_content(visit, charts, path="/pulse"),
+            **times_of(picture),
+            "view": view,
+            "runs_shown": [(run, trees.get(run.worker_id)) for run in view.runs.runs[:_RUNS]],
+            "runs_left": max(0, len(view.runs.runs) - _RUNS),
+            "busiest": [(each, sparkline(each.line, tone="run")) for each in busiest],
+        },
     )
 
 
@@ -189,7 +229,9 @@ def _told(trace: TreeTrace, strip: Strip, picture: PulsePicture) -> str:
             return f"{beat}; took over {amount(taken, 'task')}" if taken else beat
         case TreeState.LATE | TreeState.SUSPECT:
             held = (
-                "session lost"
+                "its session then is unknown"
+                if picture.is_past
+                else "session lost"
                 if judgement.session_lost
                 else "session held"
                 if tree.locked

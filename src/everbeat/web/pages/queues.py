@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 from msgspec import Struct
 
 from everbeat.app import App
+from everbeat.client.database_access import database_of
+from everbeat.domain.charts import ended_of
 from everbeat.domain.inspection import Pause, QueueInfo, WorkerInfo
 from everbeat.domain.limit.inspection import LimitInfo
+from everbeat.domain.series import RateBucket
 from everbeat.errors.wording import amount, some
+from everbeat.store import past, series
+from everbeat.store.plan import ask
 from everbeat.web import wording
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
+from everbeat.web.pages.charts import chart_content, charts_of, chosen_range, due_of
+from everbeat.web.past import read_past
 from everbeat.web.refusals import RequestRefused
+from everbeat.web.strip_drawing import sparkline
 
 _MOST_WORKERS: Final = 1_000
 _MOST_COUNTED: Final = 1_000
@@ -23,6 +32,8 @@ _MOST_DETAILED: Final = 12
 _MOST_PLACES: Final = 60
 _MOST_KEYS: Final = 10
 _SLOW_S: Final = 60.0
+_MOST_LINES: Final = 100
+"""For how many queues a line is drawn."""
 
 
 class QueueRow(Struct, frozen=True, kw_only=True):
@@ -34,7 +45,9 @@ class QueueRow(Struct, frozen=True, kw_only=True):
 
 
 async def show(visit: Visit) -> PageResult:
-    """Return the queues with their counts, the pauses, and the limits with the holders of their permits."""
+    """Return the queues with their counts, the pauses, and the limits with the holders of their permits. With `queue`, add its charts."""
+    if visit.at is not None:
+        return await show_past(visit, visit.at)
     app = visit.app
     found = await visit.parts(
         queues=("The queues", app.aqueues(most=_MOST_COUNTED), None),
@@ -44,8 +57,10 @@ async def show(visit: Visit) -> PageResult:
     )
     queues, pauses, limits = found["queues"], found["pauses"], found["limits"]
     rows = _rows(queues or [], pauses or [], found["workers"])
-    data = {"queues": queues, "pauses": pauses, "limits": limits}
+    history = await _history(visit, [row.queue.name for row in rows[:_MOST_LINES]])
+    data = {"queues": queues, "pauses": pauses, "limits": limits, "charts": history["charts"]}
     more = {
+        **history,
         "rows": rows,
         "everything": next((pause for pause in pauses or () if pause.kind == "all"), None),
         "task_pauses": [pause for pause in pauses or () if pause.kind == "task"],
@@ -62,6 +77,61 @@ async def show(visit: Visit) -> PageResult:
         more=more,
         command="everbeat queues",
     )
+
+
+async def _history(visit: Visit, queues: Sequence[str]) -> dict[str, Any]:
+    """Return the charts of the chosen queue, and a line for each of these queues."""
+    chosen, queue = chosen_range(visit), visit.query.get("queue")
+    lines = await due_of(visit, queues)
+    charts = None if queue is None else await charts_of(visit, queue=queue)
+    drawn = {name: sparkline(line) for name, line in lines.items() if any(line)}
+    content = {"chart_range": chosen} if queue is None else chart_content(visit, charts, path="/queues")
+    return {"charts": charts, "lines": drawn, "chart_queue": queue, **content}
+
+
+async def show_past(visit: Visit, at: datetime) -> PageResult:
+    """Return the queues as the last sample before a moment found them, what they did in that minute, and what operators had set."""
+    view, queue = await read_past(visit, at), visit.query.get("queue")
+    access = database_of(visit.app)
+    minute = timedelta(seconds=_RATE_S)
+    found = await visit.parts(
+        depths=("The depths", access.arun(ask(past.depths(at))), []),
+        rates=(
+            "The rates",
+            access.arun(ask(series.rates(since=at - minute, until=at, bucket_s=_RATE_S, by_queue=True))),
+            [],
+        ),
+        charts=("The charts", charts_of(visit, queue=queue), None),
+    )
+    depths, charts = found["depths"], found["charts"]
+    rates: dict[str, RateBucket] = {rate.queue: rate for rate in found["rates"]}
+    names = dict.fromkeys([*(depth.queue for depth in depths), *sorted(rates)])
+    by_queue = {depth.queue: depth for depth in depths}
+    due = sum(depth.due for depth in depths)
+    return Page(
+        template="queues_past.html",
+        title="Queues as of then",
+        says=f"{amount(due, 'due task')} in {amount(len(depths), 'queue')}"
+        if depths
+        else "No queue had a live task, or no sample is kept",
+        data={
+            **view.document(),
+            "depths": depths,
+            "rates": found["rates"],
+            "settings": view.settings,
+            "charts": charts,
+        },
+        more={
+            **chart_content(visit, charts, path="/queues"),
+            "view": view,
+            "rows": [(name, by_queue.get(name), rates.get(name)) for name in names],
+            "sampled_at": depths[0].at if depths else None,
+            "ended_of": ended_of,
+        },
+    )
+
+
+_RATE_S: Final = 60
 
 
 async def _limits(app: App) -> list[LimitInfo]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -11,19 +12,26 @@ import msgspec
 from msgspec import Struct, structs
 from starlette.responses import Response
 
+from everbeat.client.charts import read_charts
+from everbeat.client.database_access import database_of
+from everbeat.client.past import settings_at
+from everbeat.domain.charts import RANGES, Charts
 from everbeat.domain.documents import plain_value
 from everbeat.domain.inspection import RecoveryInfo
 from everbeat.domain.pulse.incident_report import incident_document, incident_markdown, incident_summary
 from everbeat.domain.pulse.incidents import Incident, RecoveryCourse, certificate_of, totals_of
 from everbeat.domain.pulse.sentences import notice_of, recoveries_say, rescue_of, title_of
+from everbeat.domain.pulse.timeline import AROUND, IncidentContext
 from everbeat.domain.pulse.wording import brief_duration, spoken_way
 from everbeat.domain.recovery.decision import counted_from
 from everbeat.errors.wording import amount, visible_json
 from everbeat.web import rendering
 from everbeat.web.lane_drawing import Axis, axis_of, axis_svg, end_in_words, lane_svg, order_of
 from everbeat.web.live import Parts, PulsePicture
+from everbeat.web.moments import written
 from everbeat.web.page import Page, PageResult, Visit
 from everbeat.web.pages.pulse import figures_of, mini_of, ticker_row, times_of, trees_of_workers, vital_html
+from everbeat.web.past import read_past
 from everbeat.web.refusals import RequestRefused
 
 COMMAND: Final = "everbeat recoveries list --since 24h"
@@ -47,8 +55,9 @@ class Step(Struct, frozen=True):
 
 
 async def show(visit: Visit) -> PageResult:
-    """Show the incidents, and one of them: the chosen one or the latest."""
-    picture = await visit.web.live.picture()
+    """Show the incidents of 24 hours, now or at a past moment, and one of them: the chosen one or the latest."""
+    view = None if visit.at is None else await read_past(visit, visit.at)
+    picture = await visit.web.live.picture() if view is None else view.picture
     content = _content(visit, picture)
     chosen = content["incident"]
     return Page(
@@ -63,8 +72,9 @@ async def show(visit: Visit) -> PageResult:
             "incident": None
             if chosen is None
             else incident_document(_shown(visit, chosen), content["trees"]),
+            **({} if view is None else view.document()),
         },
-        more={**content, **times_of(picture), "mini": mini_of(picture.memory.traces, picture)},
+        more={**content, **times_of(picture), "mini": mini_of(picture.memory.traces, picture), "view": view},
         command=COMMAND,
     )
 
@@ -77,7 +87,8 @@ async def stream(visit: Visit) -> PageResult:
 
 async def export(visit: Visit) -> PageResult:
     """Return the report of an incident as Markdown or JSON, as a file."""
-    picture = await visit.web.live.picture()
+    view = None if visit.at is None else await read_past(visit, visit.at)
+    picture = await visit.web.live.picture() if view is None else view.picture
     incident = _chosen(visit, picture)
     if incident is None or visit.query.get("incident") != incident.id:
         raise RequestRefused(
@@ -87,14 +98,36 @@ async def export(visit: Visit) -> PageResult:
             fix="choose one of the list.",
         )
     shown, names = _shown(visit, incident), trees_of_workers(picture)
+    context = await _context(visit, incident)
     name = "".join(char if char.isalnum() or char in "-." else "-" for char in incident.id)[:80]
     if visit.query.get("as") == "json":
-        document = msgspec.json.encode(incident_document(shown, names), enc_hook=plain_value)
+        document = msgspec.json.encode(incident_document(shown, names, context), enc_hook=plain_value)
         text, media, ending = visible_json(document.decode()), "application/json", "json"
     else:
-        text, media, ending = incident_markdown(shown, names, made_at=picture.at), "text/markdown", "md"
+        text = incident_markdown(shown, names, made_at=picture.at, context=context)
+        media, ending = "text/markdown", "md"
     disposition = f'attachment; filename="incident-{name}.{ending}"'
     return Response(text, media_type=f"{media}; charset=utf-8", headers={"content-disposition": disposition})
+
+
+async def _context(visit: Visit, incident: Incident) -> IncidentContext:
+    """Read the numbers around an incident. Those that cannot be read are missing in its report."""
+    access, since, until = database_of(visit.app), incident.at - AROUND, incident.at + AROUND
+    found = await visit.parts(
+        charts=("The rates and depths", access.arun(read_charts(RANGES[0], now=min(until, visit.now))), None),
+        settings=("The pauses and limits", access.arun(settings_at(incident.at)), []),
+    )
+    charts: Charts | None = found["charts"]
+    if charts is None or charts.is_empty:
+        return IncidentContext(settings=found["settings"])
+    return IncidentContext(
+        points=[point for point in charts.points if since - _MINUTE < point.at <= until],
+        marks=[mark for mark in charts.marks if since <= mark.at <= until],
+        settings=found["settings"],
+    )
+
+
+_MINUTE: Final = timedelta(minutes=1)
 
 
 async def dry_run(visit: Visit) -> PageResult:
@@ -131,6 +164,7 @@ def _content(visit: Visit, picture: PulsePicture) -> dict[str, Any]:
         "listed": [ticker_row(each, picture, trees) for each in picture.incidents[:_MOST_LISTED]],
         "not_listed": max(0, len(picture.incidents) - _MOST_LISTED),
         "incident": incident,
+        "before_at": [] if incident is None else _moments(incident, picture.at),
         "problem": picture.problem,
     }
     return content | ({} if incident is None else _one(visit, incident, picture, trees))
@@ -166,6 +200,19 @@ def _one(visit: Visit, incident: Incident, picture: PulsePicture, trees: dict[st
         "certificate": None if not shown.reruns else list(_certificate(shown.reruns[0])),
         "numbers": [rerun.recovery.id for rerun in incident.reruns],
     }
+
+
+def _moments(incident: Incident, at: datetime) -> list[tuple[str, str]]:
+    """Return links to the moments of an incident that are worth a look, as words and addresses."""
+    again = max((each.again_at for each in incident.reruns if each.again_at is not None), default=None)
+    moments = [
+        ("5 minutes before", incident.at - timedelta(minutes=5)),
+        ("just before", incident.at - timedelta(seconds=1)),
+        ("when it was noticed", incident.noticed_at),
+        *([] if again is None else [("when all ran again", again)]),
+        ("5 minutes after", incident.noticed_at + timedelta(minutes=5)),
+    ]
+    return [(words, written(moment)) for words, moment in moments if moment <= at]
 
 
 def _marks(incident: Incident, axis: Axis) -> list[tuple[str, float, str]]:

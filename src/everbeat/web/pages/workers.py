@@ -23,6 +23,7 @@ from everbeat.web import rendering
 from everbeat.web.live import Parts, PulsePicture
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.pages.pulse import TREE_MARKS, mini_of, times_of, tree_document, vital_html
+from everbeat.web.past import read_past
 from everbeat.web.strip_drawing import mini_svg, slots_svg, sparkline
 from everbeat.web.wording import Mark
 
@@ -61,8 +62,9 @@ class TreePanel(Struct, frozen=True, kw_only=True):
 
 
 async def show(visit: Visit) -> PageResult:
-    """Show all trees, and those that departed in the last 24 hours."""
-    picture = await visit.web.live.picture()
+    """Show all trees, and those that departed in the last 24 hours, now or at a past moment."""
+    view = None if visit.at is None else await read_past(visit, visit.at)
+    picture = await visit.web.live.picture() if view is None else view.picture
     content = _content(picture)
     departed = await visit.part("The departed workers", _departed(visit, picture), [])
     return Page(
@@ -72,11 +74,13 @@ async def show(visit: Visit) -> PageResult:
         data={
             "trees": [_document(panel, picture) for panel in content["panels"]],
             "departed": [structs.asdict(each) for each in departed],
+            **({} if view is None else view.document()),
         },
         more={
             **content,
             **times_of(picture),
             "gone": departed,
+            "view": view,
             "mini": mini_of(picture.memory.traces, picture),
         },
         command=COMMAND,
@@ -220,7 +224,7 @@ def _panel(trace: TreeTrace, name: str, picture: PulsePicture) -> TreePanel:
             beats, late_from_s=max(0.1, judgement.silent_s - judgement.beat_s) if is_late else None
         ),
         facts=" · ".join(_facts(trace, picture)),
-        note=_note(trace),
+        note=None if picture.is_past else _note(trace),
         processes=tuple(_process(worker, judgement.state) for worker in processes),
         more=len(trace.crew) - len(processes),
     )
@@ -231,7 +235,7 @@ def _facts(trace: TreeTrace, picture: PulsePicture) -> list[str]:
     session = (
         "session held" if tree.locked else "session lost" if judgement.session_lost else "no session to watch"
     )
-    facts = [tree.hostname, session]
+    facts = [tree.hostname] if picture.is_past else [tree.hostname, session]
     if judgement.state in _TROUBLE:
         facts.append(f"beat {tree.beat_seq:,} was its last")
     queues = {queue for worker in trace.crew for queue in worker.queues or ("all queues",)}
@@ -300,12 +304,22 @@ async def _departed(visit: Visit, picture: PulsePicture) -> list[Departed]:
     supervisors = await visit.app.alist_supervisors(limit=_MOST_LISTED)
     workers = await visit.app.alist_workers(limit=_MOST_LISTED)
     since = picture.at - _DEPARTED
-    ended_trees = {each.supervisor_id for each in supervisors if each.ended_at is not None}
-    found = [_gone_tree(each) for each in supervisors if each.ended_at is not None and each.ended_at > since]
+    ended_trees = {
+        each.supervisor_id
+        for each in supervisors
+        if each.ended_at is not None and each.ended_at <= picture.at
+    }
+    found = [
+        _gone_tree(each)
+        for each in supervisors
+        if each.ended_at is not None and since < each.ended_at <= picture.at
+    ]
     found += [
         _gone_worker(each)
         for each in workers
-        if each.ended_at is not None and each.ended_at > since and each.supervisor_id not in ended_trees
+        if each.ended_at is not None
+        and since < each.ended_at <= picture.at
+        and each.supervisor_id not in ended_trees
     ]
     return sorted(found, key=lambda each: (each.ended_at, each.id), reverse=True)[:_SHOWN]
 

@@ -1,0 +1,53 @@
+"""The past moment that an address names, and the moments around it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from everbeat.domain.past import STEPS_S
+from everbeat.domain.pulse.wording import brief_duration
+from everbeat.web.refusals import RequestRefused
+
+
+def moment_of(text: str | None, *, now: datetime) -> datetime | None:
+    """Return the past moment that the parameter `at` names, or None without it. Raises RequestRefused if it is not a moment of the past."""
+    if text is None:
+        return None
+    fix = "write a time in UTC, such as 2026-11-29T14:03:20Z."
+    found = read_moment(text)
+    if found is None or found.year < _EARLIEST_YEAR:
+        raise RequestRefused(400, "WRONG_FORM", "The moment in `at` cannot be read.", fix=fix)
+    if found > now:
+        raise RequestRefused(400, "OUT_OF_RANGE", "The moment in `at` lies ahead.", fix=fix)
+    return found
+
+
+_EARLIEST_YEAR = 2000
+
+
+def steps_around(at: datetime, *, now: datetime) -> list[tuple[str, datetime]]:
+    """Return the moments before and after, with their words. Moments that lie ahead are left out."""
+    found = []
+    for step in STEPS_S:
+        moment = at + timedelta(seconds=step)
+        if moment < now:
+            found.append((f"{'−' if step < 0 else '+'}{brief_duration(abs(step))}", moment))
+    return found
+
+
+def written(at: datetime) -> str:
+    """Return a moment as the parameter of an address."""
+    text = at.astimezone(UTC).isoformat(timespec="milliseconds" if at.microsecond else "seconds")
+    return text.replace("+00:00", "Z")
+
+
+def read_moment(text: str) -> datetime | None:
+    """Return the moment that a text names, or None if it names none. Without a time zone, it is UTC."""
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return None
+    try:
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except OverflowError:
+        return None

@@ -1,0 +1,267 @@
+"""The as-of view: the trees, attempts, recoveries, queues and settings of a past moment, and that a page of the past says so."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from everbeat.store import past
+from everbeat.web.moments import read_moment, steps_around, written
+from tests.web.conftest import NewVisitor, Workers
+
+PAGES = ("/pulse", "/workers", "/recoveries", "/queues")
+LIVED = """
+update {schema}.supervisors set started_at = now() - interval '1 hour', beat_ms = 10000;
+update {schema}.workers set started_at = now() - interval '1 hour';
+insert into {schema}.beats (supervisor_id, seq, sent_at, held)
+select 's1', n, now() - interval '20 minutes' + n * interval '10 seconds', 1 from generate_series(1, 60) n
+"""
+DIED = """
+update {schema}.supervisors set ended_at = now() - interval '9 minutes', ended_how = 'session' where id = 's1';
+update {schema}.workers set ended_at = now() - interval '9 minutes', ended_how = 'session' where supervisor_id = 's1'
+"""
+RECOVERED = """
+update {schema}.recoveries
+set noticed_at = now() - interval '9 minutes', noticed_after_ms = 60000, last_beat_at = now() - interval '10 minutes', certificate = null;
+update {schema}.attempts set started_at = now() - interval '15 minutes', ended_at = now() - interval '9 minutes';
+update {schema}.beats set sent_at = sent_at where sent_at > now() - interval '10 minutes'
+"""
+
+
+def change(workers: Workers, text: str) -> None:
+    for each in text.split(";"):
+        workers.db.connection.execute(workers.db.plain(each))
+
+
+def ago(workers: Workers, **span: float) -> datetime:
+    found = workers.db.connection.execute("select statement_timestamp()").fetchone()
+    assert found is not None
+    moment: datetime = found[0] - timedelta(**span)
+    return moment
+
+
+@pytest.fixture
+def story(workers: Workers) -> tuple[Workers, Any]:
+    """Return workers whose tree died ten minutes ago, which was noticed a minute later, and the attempt that died with it."""
+    held = workers.start()
+    (lease,) = workers.db.leases()
+    workers.db.recover(lease, "retry", noticed_by="session")
+    change(workers, LIVED)
+    change(workers, DIED)
+    change(workers, RECOVERED)
+    return workers, held
+
+
+def states(document: Any) -> dict[str, str]:
+    return {tree["supervisor_id"]: tree["state"] for tree in document["trees"]}
+
+
+async def test_a_dead_tree_lives_before_its_death_and_is_dead_after_its_notice(
+    story: tuple[Workers, Any], new_visitor: NewVisitor
+) -> None:
+    workers, held = story
+    visitor = new_visitor("see")
+    before = await visitor.json("/pulse", at=written(ago(workers, minutes=12)))
+    assert states(before) == {"s1": "beats"}
+    assert [run["task_id"] for run in before["runs"]] == [str(held.id)]
+    assert before["runs"][0]["outcome"] in ("CRASHED", "LOST")
+    assert before["incidents"] == []
+    assert before["dead_but_not_noticed"] == []
+    after = await visitor.json("/pulse", at=written(ago(workers, minutes=8)))
+    assert states(after) == {"s1": "dead"}
+    assert after["runs"] == []
+    assert [each["id"] for each in after["incidents"]] == ["s1"]
+    tree = before["trees"][0]
+    assert datetime.fromisoformat(tree["last_beat_at"]) <= ago(workers, minutes=12)
+    assert tree["ended_at"] is None
+
+
+async def test_between_death_and_notice_the_page_says_that_the_death_was_noticed_later(
+    story: tuple[Workers, Any], new_visitor: NewVisitor
+) -> None:
+    workers, _ = story
+    visitor = new_visitor("see")
+    at = written(ago(workers, minutes=9, seconds=40))
+    found = await visitor.json("/pulse", at=at)
+    assert found["dead_but_not_noticed"] == ["s1"]
+    assert states(found)["s1"] == "late"
+    page = (await visitor.get("/pulse", at=at)).text
+    assert re.search(r"host died 20 s before, and it was noticed 40 s later by session", page)
+
+
+async def test_workers_and_recoveries_of_the_past(
+    story: tuple[Workers, Any], new_visitor: NewVisitor
+) -> None:
+    workers, _ = story
+    visitor = new_visitor("see")
+    before, after = written(ago(workers, minutes=12)), written(ago(workers, minutes=8))
+    (tree,) = (await visitor.json("/workers", at=before))["trees"]
+    assert {worker["id"]: worker["running"] for worker in tree["workers"]} == {"w1": 1, "w2": 0}
+    gone = await visitor.json("/workers", at=after)
+    assert gone["trees"] == []
+    assert [each["id"] for each in gone["departed"]] == ["s1"]
+    assert (await visitor.json("/workers", at=before))["departed"] == []
+    assert (await visitor.json("/recoveries", at=before))["incidents"] == []
+    (incident,) = (await visitor.json("/recoveries", at=after))["incidents"]
+    assert (incident["id"], incident["waiting"]) == ("s1", 1)
+
+
+async def test_a_recovery_shows_only_what_was_known_then(workers: Workers, new_visitor: NewVisitor) -> None:
+    workers.start()
+    (lease,) = workers.db.leases()
+    workers.db.recover(lease, "requeue", noticed_by="session")
+    (again,) = workers.db.claim("w2", names=("charge",))
+    workers.db.start(again)
+    workers.db.settle(again, "COMPLETED")
+    change(workers, "update {schema}.recoveries set noticed_at = now() - interval '5 minutes'")
+    visitor = new_visitor("read")
+    (then,) = (await visitor.json("/recoveries", at=written(ago(workers, minutes=4))))["incidents"]
+    (now,) = (await visitor.json("/recoveries"))["incidents"]
+    assert (then["waiting"], now["waiting"]) == (1, 0)
+    assert then["running_again_after_s"] is None
+    assert now["running_again_after_s"] is not None
+
+
+async def test_queues_of_the_past_show_the_sample_before_and_what_operators_had_set(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:
+    workers.send(queue="mail")
+    visitor = new_visitor("operate")
+    await visitor.post("/queues/pause", name="mail", reason="stop")
+    change(workers, "update {schema}.audit_log set at = now() - interval '10 minutes'")
+    await visitor.post("/queues/resume", name="mail")
+    change(
+        workers,
+        "insert into {schema}.depths (seconds, at, queue, due, scheduled, suspended, claimed, running, oldest_due_s, at_least)"
+        " select 60, now() - n * interval '1 minute', 'mail', n, 0, 0, 0, 0, 1, '{{}}' from generate_series(1, 20) n",
+    )
+    found = await visitor.json("/queues", at=written(ago(workers, minutes=4, seconds=30)))
+    assert [(each["queue"], each["due"]) for each in found["depths"]] == [("mail", 5)]
+    assert [each["target"] for each in found["settings"]] == ["queue mail"]
+    assert (await visitor.json("/queues", at=written(ago(workers, minutes=12))))["settings"] == []
+    change(workers, "update {schema}.audit_log set at = now() - interval '2 minutes' where action = 'resume'")
+    assert (await visitor.json("/queues", at=written(ago(workers, minutes=1))))["settings"] == []
+    page = (await visitor.get("/queues", at=written(ago(workers, minutes=4)))).text
+    assert "paused by operate-user: stop" in page
+
+
+async def test_an_incident_leads_to_its_moments_and_its_report_has_the_numbers_around_it(
+    story: tuple[Workers, Any], new_visitor: NewVisitor
+) -> None:
+    workers, _ = story
+    change(
+        workers,
+        "insert into {schema}.depths (seconds, at, queue, due, scheduled, suspended, claimed, running, oldest_due_s, at_least)"
+        " select 60, now() - n * interval '1 minute', 'mail', n, 0, 0, 0, 0, 1, '{{}}' from generate_series(1, 40) n",
+    )
+    reader = new_visitor("read")
+    page = (await reader.get("/recoveries")).text
+    (before,) = re.findall(r'href="/pulse\?at=([^"]*)">just before<', page)
+    then = await reader.json("/pulse", at=unquote(before))
+    assert states(then) == {"s1": "beats"}
+    export = await reader.get("/recoveries/export", incident="s1")
+    assert "## Timeline" in export.text
+    document = await reader.json("/recoveries/export", incident="s1", **{"as": "json"})
+    points = document["around"]["points"]
+    assert 19 <= len(points) <= 21
+    assert all(point["due"] for point in points[:-1])
+    past_export = await reader.get("/recoveries/export", incident="s1", at=written(ago(workers, minutes=8)))
+    assert past_export.text.startswith("# host died")
+    unknown = await reader.get("/recoveries/export", incident="s1", at=written(ago(workers, minutes=12)))
+    assert unknown.status_code == 404
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_page_of_the_past_says_so_offers_no_action_and_leads_back(
+    story: tuple[Workers, Any], new_visitor: NewVisitor, path: str
+) -> None:
+    workers, _ = story
+    visitor = new_visitor("admin")
+    at = written(ago(workers, minutes=12))
+    page = (await visitor.get(path, at=at)).text
+    assert "This page shows the past" in page
+    assert re.findall(r'<form[^>]*method="post"[^>]*action="([^"]*)"', page) == ["/preferences"]
+    assert "data-live=" not in page
+    assert re.search(rf'href="{path}">Back to now</a>', page)
+    assert re.search(r'href="/workers\?at=[^"]*"', page), "the navigation stays in the past"
+    assert (await visitor.json(path, at=at))["as_of"].startswith(at[:19])
+    assert "This page shows the past" not in (await visitor.get(path)).text
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("nonsense", "WRONG_FORM"), ("0001-01-01", "WRONG_FORM"), ("2999-01-01", "OUT_OF_RANGE")],
+)
+async def test_a_moment_that_is_none_or_lies_ahead_is_refused(
+    workers: Workers, new_visitor: NewVisitor, text: str, code: str
+) -> None:
+    assert (await new_visitor("see").json("/pulse", at=text, status=400))["error"]["code"] == code
+
+
+async def test_what_is_not_kept_that_far_back_is_named(workers: Workers, new_visitor: NewVisitor) -> None:
+    visitor = new_visitor("see")
+    found = await visitor.json("/pulse", at=written(ago(workers, days=40)))
+    assert [each.partition(" (")[0] for each in found["not_kept"]] == [
+        "heartbeats", "snapshots of workers and their records", "ended tasks and recoveries", "rates and depths",
+    ]  # fmt: skip
+    assert (
+        "Not kept that far back: heartbeats (kept for 24 h)"
+        in (await visitor.get("/pulse", at=written(ago(workers, days=2)))).text
+    )
+
+
+def test_runs_at_a_moment_are_long_ones_short_ones_and_those_that_still_run(workers: Workers) -> None:
+    db = workers.db
+    ended = {name: workers.start(name) for name in ("long", "short", "over", "later")}
+    for claimed in ended.values():
+        db.settle(claimed, "COMPLETED")
+    running = workers.start("live")
+    at = ago(workers, minutes=5)
+    spans = {"long": (-60, 60), "short": (-0.2, 0.3), "over": (-1.0, -0.1), "later": (0.1, 2.0)}
+    for name, (begun, done) in spans.items():
+        db.connection.execute(
+            db.plain("update {schema}.attempts set started_at = %s, ended_at = %s where task_id = %s"),
+            [at + timedelta(seconds=begun), at + timedelta(seconds=done), ended[name].id],
+        )
+    db.connection.execute(
+        db.plain("update {schema}.tasks set started_at = %s where id = %s"),
+        [at - timedelta(seconds=1), running.id],
+    )
+    found = db.run(past.runs(at, limit=10))
+    assert {run.name: run.outcome for run in found} == {
+        "long": "COMPLETED",
+        "short": "COMPLETED",
+        "live": None,
+    }
+    assert [run.name for run in found] == ["long", "live", "short"]
+    assert len(db.run(past.runs(at, limit=2))) == 2
+
+
+def test_an_attempt_with_values_that_another_program_wrote_does_not_fail_the_write(workers: Workers) -> None:
+    db = workers.db
+    claimed = workers.start()
+    db.settle(claimed, "COMPLETED")
+    for begun, done in (
+        ("-infinity", "infinity"), ("infinity", "-infinity"), ("4713-01-01 BC", "294276-01-01"), ("2026-01-02", "2026-01-01"),
+    ):  # fmt: skip
+        db.connection.execute(
+            db.plain("update {schema}.attempts set started_at = %s, ended_at = %s"), [begun, done]
+        )
+        assert db.run(past.runs(ago(workers, minutes=1), limit=5)) == []
+
+
+def test_moments_are_read_in_utc_and_written_as_an_address() -> None:
+    at = datetime(2026, 11, 29, 14, 3, 20, tzinfo=UTC)
+    for text in ("2026-11-29T14:03:20Z", "2026-11-29 14:03:20", "2026-11-29T15:03:20+01:00", written(at)):
+        assert read_moment(text) == at
+    assert read_moment("14:03") is None
+    assert [words for words, _ in steps_around(at, now=at + timedelta(seconds=30))] == [
+        "−5 m",
+        "−1 m",
+        "−10 s",
+        "+10 s",
+    ]
