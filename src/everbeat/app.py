@@ -53,6 +53,7 @@ from everbeat.domain.settings.checks import one_of, public, reporting_wrong_call
 from everbeat.domain.settings.settings import make_or_gather, refused
 from everbeat.domain.settings.units import DEFAULT_LIMIT, Duration, When
 from everbeat.domain.settings.units import payload_limit as checked_limit
+from everbeat.domain.task.captured_log import LogLevel
 from everbeat.domain.task.context import Context
 from everbeat.domain.task.definition import TaskDefinition
 from everbeat.domain.task.policy import OnCrash, TaskOptions, with_retry_of_app
@@ -228,6 +229,7 @@ class App(
         concurrency: int | None = None,
         labels: Labels = ...,
         exception_codes: Mapping[type[BaseException], str] = ...,
+        capture_logs: bool | LogLevel | None = None,
         on_failure: SyncTask[..., Any] | AsyncTask[..., Any] | str | None = ...,
         unique_for: UniqueFor = "live",
         on_duplicate: OnDuplicate = "existing",

@@ -22,6 +22,7 @@ from everbeat.domain.settings.checks import (
 )
 from everbeat.domain.settings.settings import Settings, by, checked
 from everbeat.domain.settings.units import Duration, size, span, whole_time
+from everbeat.domain.task.captured_log import LogLevel, capture_level
 from everbeat.domain.task.policy import MOST_CRASHES, MOST_LOSSES
 from everbeat.errors import Problem
 
@@ -93,6 +94,7 @@ class RecoveryConfig(PortableSettings):
     heartbeat_retention_hours: int | None = field(default=24, metadata=_retention)
     worker_state_retention_hours: int | None = field(default=168, metadata=_retention)
     terminal_record_retention_hours: int | None = field(default=720, metadata=_retention)
+    captured_log_retention_hours: int | None = field(default=168, metadata=_retention)
     retention_interval_ms: int = field(default=3_600_000, metadata=by(_ms(1_000, _DAY_MS)))
 
     worker_state_snapshot_interval_ms: int = field(default=30_000, metadata=by(_ms(1_000, 300_000)))
@@ -276,6 +278,8 @@ class WorkerConfig(PortableSettings):
     dead.
     `max_tasks_per_process` and `max_rss`: a worker process or task process that has started this many tasks, or uses this much
     memory, is replaced.
+    `capture_logs`: the lowest level of the log records that are stored with each attempt, True for "info", or False. A task's own option
+    takes precedence.
 
     Raises ConfigurationError, which lists every problem, if any setting is invalid.
 
@@ -308,6 +312,7 @@ class WorkerConfig(PortableSettings):
             optional(size(16 << 20, 1 << 50), none="never replaces a process because of its memory use")
         ),
     )
+    capture_logs: bool | LogLevel = field(default=False, metadata=by(capture_level))
 
     @property
     def grace_s(self) -> float:
@@ -318,6 +323,11 @@ class WorkerConfig(PortableSettings):
     def max_rss_bytes(self) -> int | None:
         """Return the memory limit in bytes, or None if there is no limit."""
         return cast("int | None", self.max_rss)
+
+    @property
+    def capture_level(self) -> LogLevel | Literal[False]:
+        """Return the lowest level of log records to capture, or False."""
+        return cast("LogLevel | Literal[False]", self.capture_logs)
 
     @property
     def poll_interval_s(self) -> float:
@@ -362,3 +372,4 @@ class WorkerSettings(TypedDict, total=False):
     slot: str | None
     max_tasks_per_process: int | None
     max_rss: str | int | None
+    capture_logs: bool | LogLevel

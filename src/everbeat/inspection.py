@@ -44,6 +44,8 @@ from everbeat.domain.schedule.inspection import RunInfo as RunInfo
 from everbeat.domain.schedule.inspection import ScheduleFilters as ScheduleFilters
 from everbeat.domain.schedule.inspection import ScheduleInfo as ScheduleInfo
 from everbeat.domain.schedule.inspection import TickInfo as TickInfo
+from everbeat.domain.task.captured_log import CapturedLog as CapturedLog
+from everbeat.domain.task.captured_log import LogLine as LogLine
 from everbeat.domain.task.context_backend import StreamInfo as StreamInfo
 from everbeat.domain.task.questions import AnswerType as AnswerType
 from everbeat.domain.task.questions import OpenQuestion as OpenQuestion

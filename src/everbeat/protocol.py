@@ -21,6 +21,7 @@ from everbeat.domain.recovery.hooks import (
 )
 from everbeat.domain.schedule.model import Declared
 from everbeat.domain.series import RateCounts
+from everbeat.domain.task.captured_log import LogLine
 from everbeat.domain.task.context_backend import EmittedItem, StepAnswer, StepQuestion
 from everbeat.domain.tracing.model import TracedAttempt
 from everbeat.errors import StopReason
@@ -344,7 +345,10 @@ class TellHooks(ProcessMessage, frozen=True):
 
 
 class RunAttempt(ProcessMessage, frozen=True):
-    """Run this attempt. `args` and `labels` are the task's arguments and labels as JSON text. `traced` is set if the app has a tracer."""
+    """Run this attempt. `args` and `labels` are the task's arguments and labels as JSON text. `traced` is set if the app has a tracer.
+
+    `log_level` is the lowest level of the log records to capture, or None to capture none.
+    """
 
     task_id: UUID
     claim_id: UUID
@@ -360,6 +364,7 @@ class RunAttempt(ProcessMessage, frozen=True):
     retries_left: int | None = None
     labels: str | None = None
     traced: TracedAttempt | None = None
+    log_level: int | None = None
 
 
 class LeaveIdle(ProcessMessage, frozen=True):
@@ -389,6 +394,13 @@ class Emitted(ProcessMessage, frozen=True):
 
     claim_id: UUID
     item: EmittedItem
+
+
+class Logged(ProcessMessage, frozen=True):
+    """The running attempt has written these log records, which are captured."""
+
+    claim_id: UUID
+    lines: list[LogLine]
 
 
 class Returned(ProcessMessage, frozen=True):
@@ -448,22 +460,11 @@ class NotUnderstood(ProcessMessage, frozen=True):
 
 AttemptReport = Returned | AttemptSuspended | AttemptPostponed | AttemptCancelled | Raised | NotUnderstood
 FromWorker = Hello | Ready | Held | Tick | Refused | Retiring | AskBeat | Leaving
-FromSupervisor = (
-    Welcome
-    | Beaten
-    | Hints
-    | HintsArrive
-    | DropLeases
-    | CancelAttempts
-    | Phantoms
-    | Adopt
-    | Quiet
-    | Drain
-    | Stop
-)
+AboutLeases = DropLeases | CancelAttempts | Phantoms
+FromSupervisor = Welcome | Beaten | Hints | HintsArrive | AboutLeases | Adopt | Quiet | Drain | Stop
 FromWorkerProcess = FromWorker | HookAnswers
 ToWorkerProcess = FromSupervisor | AskHooks | TellHooks
-FromTaskProcess = ProcessReady | ProgressReport | Emitted | AttemptReport | Refused | Request
+FromTaskProcess = ProcessReady | ProgressReport | Emitted | Logged | AttemptReport | Refused | Request
 ToTaskProcess = RunAttempt | CancelRun | LeaveIdle | Answer
 
 

@@ -27,7 +27,7 @@ from tests.migrated import MigratedSchemas
 READING = {
     "metrics", "top", "web",
     "audit", "batches list", "batches show", "bulk list", "bulk show", "check", "dead list", "doctor", "explain", "failures", "inbox list",
-    "limits list", "limits show", "queues list", "recoveries list", "recoveries show", "schedules list", "schedules next", "schedules show",
+    "limits list", "limits show", "logs", "queues list", "recoveries list", "recoveries show", "schedules list", "schedules next", "schedules show",
     "schedules ticks", "tasks list", "tasks pauses", "tasks show", "tasks stream", "workers list", "workflows list", "workflows show",
 }  # fmt: skip
 """The commands that only read."""
@@ -58,7 +58,7 @@ READING_METHODS: dict[type[Any], set[str]] = {
         "list_ticks", "list_workers", "list_workflows", "next_ticks", "outcomes", "queues", "recoveries", "results", "schedule_info",
         "schema_status", "worker_states",
     },
-    Handle: {"info", "outcome", "result", "stream", "streams"},
+    Handle: {"info", "logs", "outcome", "result", "stream", "streams"},
     WorkflowHandle: {"explain", "info", "nodes", "outcome", "result", "result_of", "status"},
     Batch: {"status"}, BulkAction: {"outcome", "refresh"},
 }  # fmt: skip

@@ -41,6 +41,7 @@ PLACES: dict[tuple[str, ...], list[str]] = {
     ("tasks", "list", "--before"): ["tasks", "list", "--before", "{task}"],
     ("tasks", "show", "task_id"): ["tasks", "show", "{task}"],
     ("tasks", "stream", "task_id"): ["tasks", "stream", "{task}", "rows"],
+    ("logs", "task_id"): ["logs", "{task}"],
     ("tasks", "signal", "target"): ["tasks", "signal", "{workflow}", "approved"],
     ("workflows", "list", "--parent"): ["workflows", "list", "--parent", "{task}"],
     ("workflows", "show", "workflow_id"): ["workflows", "show", "{workflow}"],

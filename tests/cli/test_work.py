@@ -409,6 +409,8 @@ def test_the_send_command_stores_a_task_that_no_worker_can_run_yet(everbeat: Com
         "tasks cancel ID",
         "tasks retry ID",
         "tasks stream ID",
+        "logs ID",
+        "logs ID --follow",
         "tasks signal ID approved",
         "inbox answer ID yes",
         "dead redrive ID",

@@ -22,6 +22,7 @@ PAGE_DEFAULTS = {
     "heartbeat_retention_hours": 24,
     "worker_state_retention_hours": 168,
     "terminal_record_retention_hours": 720,
+    "captured_log_retention_hours": 168,
 }
 OTHER_DEFAULTS = {
     "retention_interval_ms": 3_600_000,
@@ -289,7 +290,7 @@ def test_pruning_can_be_switched_off_and_retention_extended_as_documented() -> N
         worker_state_retention_hours=24 * 14,
         terminal_record_retention_hours=24 * 90,
     )
-    assert [getattr(off, name) for name in RETENTIONS] == [None, None, None]
+    assert [getattr(off, name) for name in RETENTIONS] == [None] * len(RETENTIONS)
     assert longer.terminal_record_retention_hours == 2_160
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import UTC, datetime
 from html import unescape
 from uuid import UUID, uuid4
 
 import pytest
 
 from everbeat import App
+from everbeat.domain.task.captured_log import LogLine, UnwrittenPart
 from everbeat.domain.task.context_backend import EmittedItem
-from everbeat.store import leases
+from everbeat.store import attempt_logs, leases
+from everbeat.store.attempt_logs import LogPlace
+from everbeat.store.claims import Claimed
 from everbeat.store.streams import insert_items
 from tests.web.conftest import NewVisitor, Workers
 
+AT = datetime(2030, 1, 1, tzinfo=UTC)
 HOSTILE = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>{{ 1234*4321 }}\u202e"
 
 
@@ -199,3 +205,49 @@ async def test_the_items_of_a_stream_have_a_page_that_hides_them_by_role(
         assert SECRET not in json.dumps(await blind.json(path, name="tokens"))
     assert (await reader.get(path, after="x")).status_code == 400
     assert (await reader.get(f"/tasks/{UUID(int=7)}/items")).status_code == 404
+
+
+def logged(workers: Workers, held: Claimed, *messages: str, attempt: int = 1) -> None:
+    """Store lines as the worker of an attempt does."""
+    lines = [
+        LogLine(number, AT, "INFO", "shop", message, message if number == 1 else None)
+        for number, message in enumerate(messages, 1)
+    ]
+    part = UnwrittenPart(0, lines)
+    workers.db.run(attempt_logs.write_parts([(LogPlace(held.id, attempt, held.claim_id), part)]))
+
+
+async def test_captured_logs_are_shown_newest_attempt_first_and_as_text(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:  # O3
+    running = workers.start("charge")
+    for attempt in range(1, 6):
+        logged(workers, running, HOSTILE, *(f"line {n}" for n in range(2, 260)), attempt=attempt)
+    page = (await new_visitor().get(f"/tasks/{running.id}")).text
+    assert re.findall(r"<summary>(Attempt \d)</summary>", page) == ["Attempt 5", "Attempt 4", "Attempt 3"]
+    assert page.count("… 59 lines not shown …") == 3
+    assert "line 259" in page
+    assert f"everbeat logs {running.id}" in page
+    logged(workers, running, HOSTILE, attempt=6)
+    page = (await new_visitor().get(f"/tasks/{running.id}")).text
+    for dangerous in ("<script>alert", "<img src=x", "\u202e", "5332114"):
+        assert dangerous not in page, dangerous
+    assert "<script>alert('x')</script>" in unescape(page)
+    document = await new_visitor().json(f"/tasks/{running.id}")
+    assert [log["attempt"] for log in document["logs"]] == [4, 5, 6]
+    (line,) = document["logs"][-1]["lines"]
+    assert (line["message"], line["exception"], line["missing"]) == (HOSTILE, HOSTILE, 0)
+
+
+async def test_captured_logs_are_hidden_with_the_payloads(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:  # O3
+    running = workers.start("charge")
+    logged(workers, running, SECRET)
+    path = f"/tasks/{running.id}"
+    assert (await new_visitor("read").get(path)).text.count(SECRET) == 2
+    for visitor in (new_visitor("see"), new_visitor("admin", hide=["*:card"])):
+        assert SECRET not in (await visitor.get(path)).text
+        document = await visitor.json(path)
+        assert SECRET not in json.dumps(document)
+        assert [line["message"] for log in document["logs"] for line in log["lines"]] == ["hidden"]

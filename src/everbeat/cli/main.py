@@ -58,6 +58,7 @@ COMMANDS: Final = {
         "everbeat.cli.explain",
         "Explain why a task, a workflow or a schedule is not running.",
     ),
+    "logs": ("everbeat.cli.captured_logs", "Show what the code of a task has logged, if it was captured."),
     "doctor": ("everbeat.cli.doctor", "Check the database and the workers, and suggest fixes."),
     "top": ("everbeat.cli.top", "Watch the trees, the rates and the recoveries in the terminal."),
     "metrics": ("everbeat.cli.metrics", "Print or serve the metrics of the cluster for Prometheus."),

@@ -207,7 +207,8 @@ def prune(
             "no retention is given: give --app, or --terminal-records, --worker-states or --heartbeats."
         )
     with selected_app(url=url, schema=schema, locator=app) as chosen:
-        kept = chosen.recovery if app is not None else chosen.recovery.replace(**dict.fromkeys(given))
+        unset = dict.fromkeys((*given, "captured_log_retention_hours"))
+        kept = chosen.recovery if app is not None else chosen.recovery.replace(**unset)
         with named_as_options(_PRUNE_OPTIONS):
             config = kept.replace(**retentions)
         database = database_of(chosen)

@@ -189,6 +189,13 @@ LogFormatOption: TypeAlias = Annotated[
         help="text, or json: each line on stderr is one JSON object.",
     ),
 ]
+CaptureLogsOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LEVEL",
+        help="Store what tasks log from this level on: debug, info, warning, error or critical.",
+    ),
+]
 ProbeOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -222,6 +229,7 @@ _OPTIONS: Final = {
     "poll_interval": "--poll",
     "max_tasks_per_process": "--max-tasks-per-process",
     "max_rss": "--max-rss",
+    "capture_logs": "--capture-logs",
     "WorkerConfig": "the options",
 }
 
@@ -254,6 +262,7 @@ def worker(
     max_rss: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Replace a process that uses more memory: 512MB.")
     ] = None,
+    capture_logs: CaptureLogsOption = None,
     probe: ProbeOption = None,
     probe_file: ProbeFileOption = None,
     log_level: LogLevelOption = "info",
@@ -278,6 +287,7 @@ def worker(
         poll_interval=poll,
         max_tasks_per_process=max_tasks_per_process,
         max_rss=max_rss,
+        capture_logs=capture_logs,
         slot=slot,
     )
     _require_log_options(log_level, log_format)

@@ -42,7 +42,13 @@ NUMBERS: Final = {
     "--max-tasks-per-process": "max_tasks_per_process",
 }
 """The options with a whole number. Each is mapped to its setting in `WorkerConfig`."""
-TEXTS: Final = {"--grace": "grace", "--poll": "poll_interval", "--slot": "slot", "--max-rss": "max_rss"}
+TEXTS: Final = {
+    "--grace": "grace",
+    "--poll": "poll_interval",
+    "--slot": "slot",
+    "--max-rss": "max_rss",
+    "--capture-logs": "capture_logs",
+}
 """The options with a text. Each is mapped to its setting in `WorkerConfig`."""
 PROBES: Final = {"--probe": "probe", "--probe-file": "probe_file"}
 """The options of probes. Each is mapped to its field in `WorkerCall`."""

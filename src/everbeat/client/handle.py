@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import msgspec
 from msgspec import structs
 
+from everbeat.client.captured_logs import LogReaders
 from everbeat.client.database_access import DatabaseAccess, DatabaseMethods
 from everbeat.client.explaining import (
     MOST_RECOVERIES,
@@ -306,7 +307,7 @@ class OutcomeHandle(DatabaseMethods, ABC, Generic[R_co]):
 
 
 @public
-class Handle(StreamReaders, AnswerMethods, OutcomeHandle[R_co]):
+class Handle(StreamReaders, LogReaders, AnswerMethods, OutcomeHandle[R_co]):
     """A reference to one sent task, identified by `id`. Every blocking method has an async counterpart whose name begins with `a`.
 
     `existed` is True if the send stored no task because this task already had its key, and for the handles of `App.find`. It is also True if

@@ -135,8 +135,9 @@ class PrunePass:
     async def run(self) -> None:
         """Process all tables, one at a time. If a table fails, the others are still processed, and the first error is raised at the end."""
         failure: DatabaseError | None = None
-        bounds = await self._bounds()
-        for walk in _walks(self._config, bounds, rows=self._step_rows):
+        bounds = await self._bounds(self._config.terminal_record_retention_hours)
+        of_logs = await self._bounds(log_hours(self._config))
+        for walk in _walks(self._config, bounds, of_logs, rows=self._step_rows):
             try:
                 if not await self._finish(walk):
                     break
@@ -150,8 +151,7 @@ class PrunePass:
         if failure is not None:
             raise failure
 
-    async def _bounds(self) -> TaskIdBounds | None:
-        hours = self._config.terminal_record_retention_hours
+    async def _bounds(self, hours: int | None) -> TaskIdBounds | None:
         if hours is None:
             return None
         return await self._statements.run(retention.task_id_bounds(hours=hours), patience_s=ONE_TRY)
@@ -195,7 +195,15 @@ class _Walk(Struct, frozen=True):
     step: Callable[..., Statement[PruneStep[Any]]]
 
 
-def _walks(config: RecoveryConfig, bounds: TaskIdBounds | None, *, rows: int) -> Iterator[_Walk]:
+def log_hours(config: RecoveryConfig) -> int | None:
+    """Return the age at which captured logs are deleted: no later than the record of their task."""
+    kept = (config.captured_log_retention_hours, config.terminal_record_retention_hours)
+    return min((hours for hours in kept if hours is not None), default=None)
+
+
+def _walks(
+    config: RecoveryConfig, bounds: TaskIdBounds | None, of_logs: TaskIdBounds | None, *, rows: int
+) -> Iterator[_Walk]:
     if (hours := config.heartbeat_retention_hours) is not None:
         yield _Walk(_LONG_AGO, partial(retention.prune_beats, hours=hours, limit=rows))
     if (hours := config.worker_state_retention_hours) is not None:
@@ -219,6 +227,9 @@ def _walks(config: RecoveryConfig, bounds: TaskIdBounds | None, *, rows: int) ->
             yield _Walk(first, partial(retention.prune_stray_items, limit=rows, until=until))
         yield _Walk(0, partial(retention.prune_stray_recoveries, hours=hours, limit=rows))
         yield _Walk(_LONG_AGO, partial(retention.prune_ticks, hours=hours, limit=rows))
+    if (hours := log_hours(config)) is not None and of_logs is not None:
+        for first, until in ((LOWEST_ID, of_logs.old), (of_logs.now, HIGHEST_ID)):
+            yield _Walk(first, partial(retention.prune_logs, hours=hours, limit=rows, until=until))
     yield _Walk("", partial(retention.prune_lines, limit=rows))
     yield _Walk("", partial(retention.prune_gates, limit=rows))
     yield _Walk(_LONG_AGO, partial(retention.prune_rates, limit=rows))

@@ -72,7 +72,7 @@ def prune_gates(*, limit: int, after: str) -> Statement[PruneStep[str]]:
 
 
 def has_more_to_remove() -> Statement[bool]:
-    """Return whether retention has work if it keeps all records: a result with a `keep_result_for`, lines, gates, rates or depths."""
+    """Return whether retention has work if it keeps all records: a result with a `keep_result_for`, lines, gates, rates, depths or logs."""
     return Statement("retention/check_more_to_remove", {}, rows.only(bool))
 
 
@@ -130,6 +130,15 @@ def prune_stray_labels(*, limit: int, after: UUID, until: UUID) -> Statement[Pru
 def prune_stray_items(*, limit: int, after: UUID, until: UUID) -> Statement[PruneStep[UUID]]:
     """Delete up to `limit` items of streams whose task no longer exists, also not in `history`. Items are not counted as records."""
     return Statement("retention/prune_stray_items", {"limit": limit, "after": after, "until": until}, _step())
+
+
+def prune_logs(*, hours: int, limit: int, after: UUID, until: UUID) -> Statement[PruneStep[UUID]]:
+    """Delete up to `limit` parts of captured logs that were last written more than `hours` ago, or whose task no longer exists.
+
+    They are not counted as records.
+    """
+    parameters = {"hours": hours, "limit": limit, "after": after, "until": until}
+    return Statement("retention/prune_logs", parameters, _step())
 
 
 def prune_stray_recoveries(*, hours: int, limit: int, after: int) -> Statement[PruneStep[int]]:

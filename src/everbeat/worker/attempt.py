@@ -26,6 +26,7 @@ from everbeat.errors import DatabaseError, PayloadError, StopReason, TaskStopped
 from everbeat.errors.wording import storable
 from everbeat.protocol import Answer, LeaseKey, Request
 from everbeat.runtime.clock import Clock
+from everbeat.runtime.log_buffer import LogBuffer
 from everbeat.runtime.processes import ExitReport
 from everbeat.store.claims import Claimed
 from everbeat.worker.context_backend import RequestingBackend
@@ -271,6 +272,8 @@ class Attempt(RequestingBackend):
     items_noted: bool = False
     items_refused: str | None = None
     """Why the database has refused an item. The attempt stores no more items, and cannot complete."""
+    log: LogBuffer | None = None
+    """The captured log of the code, if its log is captured."""
     reported_at: float = 0.0
     """When the code started or last reported anything, on the worker's monotonic clock."""
     settling_since: float = 0.0

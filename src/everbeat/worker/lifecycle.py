@@ -35,6 +35,7 @@ from everbeat.worker.declines import Declines
 from everbeat.worker.environment import WorkerEnvironment
 from everbeat.worker.executors.executor import Executor
 from everbeat.worker.leases import LeaseTable
+from everbeat.worker.log_recorder import LogRecorder
 from everbeat.worker.messages import ExecutorBroken, ExecutorsChanged
 from everbeat.worker.progress import ProgressRecorder, StallWatch, TaskStalled
 from everbeat.worker.settlement import (
@@ -80,6 +81,7 @@ class AttemptLifecycle:
         settler: Settler,
         progress: ProgressRecorder,
         streams: StreamRecorder,
+        logs: LogRecorder,
         stalls: StallWatch,
         advancer: Advancer,
         recover: RecoverAttempt,
@@ -102,6 +104,7 @@ class AttemptLifecycle:
         self._settler = settler
         self._progress = progress
         self._streams = streams
+        self._logs = logs
         self._stalls = stalls
         self._advancer = advancer
         self._recover = recover
@@ -131,6 +134,7 @@ class AttemptLifecycle:
                 self._later(attempt, limit_s, lambda: self.stop(attempt, "timed_out"))
             # Before the code begins, because it can end before `begin` returns.
             self._stalls.watch(attempt)
+            self._logs.open(attempt)
             emit_started(self._events, attempt)
             executor.begin(attempt)
             self._count_start(attempt)

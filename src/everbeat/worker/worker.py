@@ -57,6 +57,7 @@ from everbeat.worker.hint_listener import HintListener
 from everbeat.worker.leases import LeaseTable, LeaseWatch
 from everbeat.worker.lifecycle import AttemptLifecycle, RecoverAttempt
 from everbeat.worker.liveness import DatabaseProbe, FenceWatch, Liveness, Reporter, SilenceLimits
+from everbeat.worker.log_recorder import LogRecorder
 from everbeat.worker.messages import (
     AttemptEnded,
     AttemptLost,
@@ -142,6 +143,7 @@ class Worker:
         self._advancer = Advancer(environment)
         self._progress = ProgressRecorder(environment)
         self._streams = StreamRecorder(environment)
+        self._logs = LogRecorder(environment)
         self._stalls = StallWatch(environment)
         self._settler = Settler(environment, progress=self._progress)
         self._probe = DatabaseProbe(environment, table=self._table)
@@ -155,6 +157,7 @@ class Worker:
             settler=self._settler,
             progress=self._progress,
             streams=self._streams,
+            logs=self._logs,
             stalls=self._stalls,
             advancer=self._advancer,
             recover=recover,
@@ -167,13 +170,8 @@ class Worker:
         self._claimer = self._make_claimer()
         silent_s = SilenceLimits.allowed_by(plan.recovery).supervisor_silent_s
         self._relayed_hints = RelayedHintSource(plan.target.channel, silent_s=silent_s)
-        self._listener = HintListener(
-            environment,
-            make_hint_source=(lambda _: self._relayed_hints) if welcome.relays_hints else make_hint_source,
-            claimer=self._claimer,
-            leases=self._leases,
-            advancer=self._advancer,
-            messenger=self._messenger,
+        self._listener = self._make_listener(
+            (lambda _: self._relayed_hints) if welcome.relays_hints else make_hint_source
         )
         self._reporter = self._make_reporter()
 
@@ -292,6 +290,7 @@ class Worker:
             self._recycling,
             self._probe,
             self._reporter,
+            *((self._logs,) if self._logs.is_needed else ()),
             *self._messenger.parts,
         )
         for service in services:
@@ -328,6 +327,7 @@ class Worker:
         if environment.session.application_name != identity.session_name:
             environment.claim_session.rename(identity.session_name)
             environment.session.rename(identity.session_name)
+            self._logs.rename(identity.session_name)
             self._listener.listen()
         self._claimer.claim_soon()
 
@@ -360,6 +360,16 @@ class Worker:
             requests=requests,
         )
 
+    def _make_listener(self, make_hint_source: Callable[[str], HintSource]) -> HintListener:
+        return HintListener(
+            self._environment,
+            make_hint_source=make_hint_source,
+            claimer=self._claimer,
+            leases=self._leases,
+            advancer=self._advancer,
+            messenger=self._messenger,
+        )
+
     def _make_reporter(self) -> Reporter:
         return Reporter(
             self._environment,
@@ -383,6 +393,7 @@ class Worker:
         self._loop_watch.stop()
         await asyncio.gather(*(executor.close() for executor in self._executors.values()))
         await self._messenger.close()
+        await self._logs.close()
         await self._environment.scope.close()
         await self._environment.claim_session.drop()
         await self._environment.session.drop()

@@ -16,7 +16,10 @@ def main() -> None:
     if "--slow-processes" in sys.argv:
         time.sleep(60)  # stands for an app that is slow to import
     sys.path.insert(0, str(Path(__file__).parents[3]))
+    from tests.worker import sample_logs
     from tests.worker.sample_tasks import APP_CODES, DEFINITIONS
+
+    assert sample_logs.AGAIN
 
     run_task_process(sock, definitions=DEFINITIONS, exception_codes=APP_CODES)
 

@@ -27,7 +27,7 @@ from everbeat.domain.settings.units import Duration
 from everbeat.domain.task.asking import AskMethods
 from everbeat.domain.task.checkpoint import Checkpoint, PartialWork, Steps, require_items, share_of
 from everbeat.domain.task.context_backend import ContextBackend, NewWorkflow, TaskCommit
-from everbeat.domain.task.current import current_attempt, make_current
+from everbeat.domain.task.current import AttemptLogger, current_attempt, current_log, make_current
 from everbeat.domain.task.gather_methods import GatherMethods
 from everbeat.domain.task.retry import RetryPolicy
 from everbeat.domain.task.step_runner import StepPlan, StepRunner
@@ -424,13 +424,14 @@ def _not_startable(given: object, *, task_name: str) -> PayloadError:
 class ContextSource:
     """Makes the Context of an attempt when the code first needs it, because most code never does.
 
-    `home` and `exception_codes` are those of the Context's StepBook.
+    `home` and `exception_codes` are those of the Context's StepBook. `log` captures what the code logs.
     """
 
-    __slots__ = ("_home", "_made", "_make", "exception_codes")
+    __slots__ = ("_home", "_made", "_make", "exception_codes", "log")
 
-    def __init__(self, make: Callable[[], Context]) -> None:
+    def __init__(self, make: Callable[[], Context], *, log: AttemptLogger | None = None) -> None:
         self._make = make
+        self.log = log
         self._made: dict[str, Context] = {}
         self._home: int | None = None
         self.exception_codes: Mapping[type[BaseException], str] = {}
@@ -465,20 +466,28 @@ class ContextSource:
 def entered(context: Context | ContextSource) -> Iterator[None]:
     """Make `context` the current Context inside the `with` block."""
     token = make_current.set(context.get if isinstance(context, ContextSource) else lambda: context)
+    log = context.log if isinstance(context, ContextSource) else None
+    outer = None if log is None else current_log.set(log)
     try:
         yield
     finally:
         make_current.reset(token)
+        if outer is not None:
+            current_log.reset(outer)
 
 
 def enter(context: ContextSource) -> None:
     """Make `context` the current Context for the rest of the current `contextvars` context."""
     make_current.set(context.get)
+    if context.log is not None:
+        current_log.set(context.log)
 
 
 def leave() -> None:
     """Let the current `contextvars` context have no current Context from here on."""
     make_current.set(None)
+    if current_log.get() is not None:
+        current_log.set(None)
 
 
 async def _remaining(items: Iterable[T] | AsyncIterable[T], done: int) -> AsyncIterator[T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Final, Protocol
@@ -35,6 +36,17 @@ make_current: Final[ContextVar[Callable[[], CurrentAttempt] | None]] = ContextVa
     "everbeat_context", default=None
 )
 """Returns the Context of the running code. It is made when it is first needed."""
+
+
+class AttemptLogger(Protocol):
+    """Captures the log records of one attempt."""
+
+    def capture(self, record: logging.LogRecord) -> None:
+        """Add a record to the log of the attempt."""
+
+
+current_log: Final[ContextVar[AttemptLogger | None]] = ContextVar("everbeat_log", default=None)
+"""The captured log of the running code, if its log is captured."""
 
 
 def current_attempt() -> CurrentAttempt | None:

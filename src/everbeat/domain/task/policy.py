@@ -34,6 +34,7 @@ from everbeat.domain.settings.units import (
     span_or_never,
     spelled_duration,
 )
+from everbeat.domain.task.captured_log import LogLevel, capture_level
 from everbeat.domain.task.failure_handler import OnFailure, StoredHandler, on_failure
 from everbeat.domain.task.retry import BackoffStrategy, RetryPolicy, delay_seconds
 from everbeat.domain.task.uniqueness import (
@@ -181,6 +182,8 @@ class TaskOptions(Settings):
     - `keep_result_for`: how long to store the result after the task completed. None keeps it as long as the task's record.
     - `labels`: texts by key, by which the tasks can be found. A send adds its own labels.
     - `exception_codes`: a mapping from exception classes to error codes.
+    - `capture_logs`: the lowest level of the log records that are stored with each attempt, True for "info", or False. None uses the
+      worker's setting.
     - `on_failure`: the task, or the name of a task, that runs when a task of this function fails for good. Its only argument is a
       `FinalFailure`. None sends no such task. If omitted, the handler of `App.on_failure` applies.
     - `unique_for`, `on_duplicate` and `at_latest`: apply to sends with a key. See `SendSettings`.
@@ -232,6 +235,9 @@ class TaskOptions(Settings):
     exception_codes: Mapping[type[BaseException], str] = field(
         default_factory=dict, metadata=by(exception_codes), hash=False
     )
+    capture_logs: bool | LogLevel | None = field(
+        default=None, metadata=by(optional(capture_level, none="takes the worker's setting"))
+    )
     on_failure: OnFailure = field(default=UNSET, metadata=by(on_failure), hash=False)
     unique_for: UniqueFor = field(default="live", metadata=by(unique_for))
     on_duplicate: OnDuplicate = field(default="existing", metadata=by(on_duplicate))
@@ -246,6 +252,11 @@ class TaskOptions(Settings):
     def stall_timeout_ms(self) -> int | None:
         """Return the task's own stall timeout in milliseconds, or None if it has none."""
         return None if self.stall_timeout == NEVER else _milliseconds(self.stall_timeout)
+
+    @property
+    def own_capture_level(self) -> LogLevel | Literal[False] | None:
+        """Return the lowest level of log records to capture, False for none, or None for the worker's setting."""
+        return cast("LogLevel | Literal[False] | None", self.capture_logs)
 
     @property
     def flag_values(self) -> Mapping[str, bool]:

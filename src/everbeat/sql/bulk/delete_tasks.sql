@@ -30,6 +30,9 @@ with held as materialized (
 ), gone_labels as (
     delete from {schema}.labels l
     where l.id = any(array(select g.id from gone g)) or l.id = any(array(select g.id from gone_history g))
+), gone_logs as (
+    delete from {schema}.attempt_logs l
+    where l.task_id = any(array(select g.id from gone g)) or l.task_id = any(array(select g.id from gone_history g))
 )
 select j.id, j.refusal from judged j
 union all

@@ -10,10 +10,12 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct, structs
 
+from everbeat.client.captured_logs import read_logs
 from everbeat.client.database_access import database_of
 from everbeat.domain.documents import task_document
 from everbeat.domain.explain.reasons import Explanation
 from everbeat.domain.inspection import CancelVerdict, HeartbeatInfo, TaskInfo
+from everbeat.domain.task.captured_log import CapturedLog
 from everbeat.domain.task.questions import is_answer
 from everbeat.domain.task.states import TASK_TERMINAL_STATES, TaskState
 from everbeat.store.plan import ask
@@ -27,6 +29,9 @@ from everbeat.web.refusals import RequestRefused
 
 _MOST_BEATS: Final = 200
 _LONGEST_LANES: Final = 50
+_MOST_LOGS: Final = 3
+_MOST_LINES: Final = 200
+"""The page shows this many lines of each log. The command line shows all of them."""
 _TONES: Final = {
     "COMPLETED": "live",
     "RUNNING": "run",
@@ -79,6 +84,7 @@ async def show(visit: Visit) -> PageResult:
         steps=("The recorded steps", access.arun(ask(list_steps(task_id))), None),
         checkpoint=("The checkpoint", access.arun(ask(read_checkpoint(task_id))), None),
         streams=("The streams", app.handle(task_id).astreams(), None),
+        logs=("The captured logs", access.arun(read_logs(task_id, attempt=None, limit=_MOST_LOGS)), []),
         beats=("The heartbeats", app.aheartbeats(task_id, limit=_MOST_BEATS), []),
     )
     hiding = visit.hiding
@@ -96,6 +102,7 @@ async def show(visit: Visit) -> PageResult:
             task.name, _decoded(checkpoint.text, is_cut=checkpoint.is_cut) if checkpoint else None
         ),
         "streams": found["streams"],
+        "logs": [_shown_log(visit, task.name, each) for each in found["logs"]],
         "heartbeats": found["beats"],
     }
     lanes, marks = lanes_of(shown, found["beats"], now=visit.now)
@@ -148,6 +155,20 @@ def _shown_step(visit: Visit, task: str, step: Any) -> dict[str, Any]:
     document = structs.asdict(step)
     value = None if step.result is None else _decoded(step.result, is_cut=bool(step.is_cut))
     return document | {"result": visit.hiding.payload(task, value)}
+
+
+def _shown_log(visit: Visit, task: str, log: CapturedLog) -> dict[str, Any]:
+    """Return the newest lines of a log. `missing` of a line counts the lines before it that are not shown."""
+    hiding = visit.hiding
+    lines: list[dict[str, Any]] = []
+    for line, missing in log.with_gaps(newest=_MOST_LINES):
+        shown = {} if line is None else structs.asdict(line)
+        if line is not None:
+            shown["logger"] = hiding.text(task, line.logger)
+            shown["message"] = hiding.text(task, line.message)
+            shown["exception"] = hiding.payload(task, line.exception)
+        lines.append(shown | {"missing": missing})
+    return {"attempt": log.attempt, "lines": lines}
 
 
 def _decoded(text: str, *, is_cut: bool) -> Any:

@@ -117,7 +117,7 @@ class AsyncExecutor(_InProcessExecutor):
 
     async def _run(self, attempt: Attempt) -> None:
         definition = attempt.definition
-        context = ContextSource(partial(attempt.context, worker_id=self._identity.worker_id))
+        context = ContextSource(partial(attempt.context, worker_id=self._identity.worker_id), log=attempt.log)
         task = self._running[
             attempt
         ]  # known, unless this is the first step of an eager task; then the search is fast
@@ -200,7 +200,9 @@ class ThreadExecutor(_InProcessExecutor):
     def _serve(self) -> None:
         while (attempt := self._waiting.get()) is not None:
             self._thread_of[attempt] = threading.get_ident()
-            context = ContextSource(partial(attempt.context, worker_id=self._identity.worker_id))
+            context = ContextSource(
+                partial(attempt.context, worker_id=self._identity.worker_id), log=attempt.log
+            )
             traced = None if self._invoker.middleware.tracing is None else self._traced(attempt)
             ended = self._invoker.run(attempt.definition, attempt.task.args, context, traced=traced)
             attempt.ended = ended

@@ -15,6 +15,7 @@ from everbeat.protocol import (
     Emitted,
     FromTaskProcess,
     LeaveIdle,
+    Logged,
     NotUnderstood,
     ProcessReady,
     ProgressReport,
@@ -114,12 +115,15 @@ SOLO_LINGER_S: Final = 60.0
 _log = logging.getLogger("everbeat.worker")
 
 
-def _take(attempt: Attempt | None, report: ProgressReport | Emitted) -> None:
+def _take(attempt: Attempt | None, report: ProgressReport | Emitted | Logged) -> None:
     """Pass on what the code has reported, unless it is code of an earlier attempt."""
     if attempt is None or attempt.claim_id != report.claim_id:
         return
     if isinstance(report, Emitted):
         attempt.queue_item(report.item)
+    elif isinstance(report, Logged):
+        if attempt.log is not None:
+            attempt.log.merge(report.lines)
     else:
         attempt.progress = report.progress.encode()
         attempt.requests.note_progress(attempt)
@@ -194,6 +198,7 @@ class ProcessExecutor:
             retries_left=attempt.retries_left,
             labels=task.labels,
             traced=None if attempt.tracing is None else traced_attempt(attempt, worker_id=worker_id),
+            log_level=None if attempt.log is None else attempt.log.level,
         )
         try:
             process.channel.send_nowait(order)
@@ -308,7 +313,7 @@ class ProcessExecutor:
         try:
             while True:
                 match await process.channel.receive():
-                    case (ProgressReport() | Emitted()) as report:
+                    case (ProgressReport() | Emitted() | Logged()) as report:
                         _take(process.attempt, report)
                     case request if isinstance(request, Request):
                         self._scope.start(self._answer(process, request), name="answer")

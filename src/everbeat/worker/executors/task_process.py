@@ -32,6 +32,7 @@ from everbeat.protocol import (
     Emitted,
     LeaseKey,
     LeaveIdle,
+    Logged,
     NotUnderstood,
     ProcessReady,
     ProgressReport,
@@ -43,6 +44,8 @@ from everbeat.protocol import (
 )
 from everbeat.runtime.channel import BlockingChannel, ChannelClosed, FrameTooLarge
 from everbeat.runtime.fork import UserCode
+from everbeat.runtime.log_buffer import LogBuffer
+from everbeat.runtime.log_capture import start_capturing
 from everbeat.runtime.main_loop import coroutine_stack, leave, take_signal
 from everbeat.runtime.processes import exit_orphaned
 from everbeat.runtime.resources import ResourceSet
@@ -52,6 +55,8 @@ from everbeat.worker.context_backend import RequestingBackend
 from everbeat.worker.executors.executor import Invoker, PreparedCall
 
 PROGRESS_EVERY_S: Final = 0.2
+LOG_EVERY_S: Final = 0.2
+"""How often a task process sends captured log records to its worker, in seconds. If it is killed, the later records are lost."""
 CLOSE_WITHIN_S: Final = 1.0
 """How long the resources of a task process can take to close, in seconds. Its worker kills it soon afterwards."""
 
@@ -124,6 +129,7 @@ class TaskProgram:
             ended = self._run(running)
             running.is_interruptible = False
             running.flush()
+            running.send_log()
             self._report(running.order, ended)
             if running.stopped is not None:
                 return
@@ -133,7 +139,7 @@ class TaskProgram:
         order = running.order
         definition = self._definitions.get(order.name)
         assert definition is not None, f"worker and task process disagree on {order.name!r}"
-        context = ContextSource(running.context)
+        context = ContextSource(running.context, log=running.log)
         try:
             running.is_interruptible = True
             running.raise_if_stopped()
@@ -229,6 +235,11 @@ class RunningAttempt(RequestingBackend):
         self._unsent: ProgressReport | None = None
         self._is_promised = False
         self._sent_at = 0.0
+        self.log: Final = None if order.log_level is None else LogBuffer(order.log_level, self._send_log_soon)
+        self._logging = threading.Lock()
+        self._log_sent_at = 0.0
+        if self.log is not None:
+            start_capturing()
 
     def context(self) -> Context:
         """Return the Context for the attempt's code."""
@@ -286,6 +297,22 @@ class RunningAttempt(RequestingBackend):
             self._sent_at = time.monotonic()
             with contextlib.suppress(ChannelClosed):
                 self._channel.send(unsent)
+
+    def send_log(self) -> None:
+        """Send the captured log records that the worker does not have yet. Only this call waits for the channel, not the code's logging."""
+        if self.log is None:
+            return
+        with self._logging, contextlib.suppress(ChannelClosed):
+            self._log_sent_at = time.monotonic()
+            parts = self.log.unwritten()
+            for part in parts:
+                self._channel.send(Logged(self.order.claim_id, part.lines))
+            self.log.written(parts)
+
+    def _send_log_soon(self) -> None:
+        later = threading.Timer(self._log_sent_at + LOG_EVERY_S - time.monotonic(), self.send_log)
+        later.daemon = True
+        later.start()
 
     @property
     def tracing(self) -> Tracing | None:
