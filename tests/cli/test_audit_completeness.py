@@ -20,6 +20,7 @@ from everbeat.cli.main import COMMANDS, application, load_command
 from everbeat.client.batches import Batch
 from everbeat.client.bulk_methods import BulkAction
 from everbeat.client.handle import Handle
+from everbeat.errors import ConfigurationError
 from everbeat.store.target import Target
 from tests.cli.audit_cases import CASES, Act, World, prune
 from tests.migrated import MigratedSchemas
@@ -108,6 +109,7 @@ def assert_noted(w: World, act: Act, do: Callable[[], object], *, origin: str) -
     if act.outcome == "done" or act.affected is not None:
         assert row.affected == act.affected
     assert (act.note or "") in (row.note or "")
+    assert row in w.app.audit_log(action=act.action, limit=5)
     if act.action.endswith("_all"):
         assert row.filters is not None
         assert str(row.filters["name"]).startswith("many-")
@@ -128,6 +130,19 @@ def test_a_change_by_a_command_and_by_a_method_leaves_its_row(
     act = case(world)
     with world.app.acting_as("ann"):
         assert_noted(world, act, act.call, origin="python")
+
+
+def test_an_unknown_action_is_refused_with_the_nearest_one(world: World) -> None:
+    with pytest.raises(ConfigurationError, match="'retry_al'") as refusal:
+        world.app.audit_log(action="retry_al")
+    assert "retry_all" in str(refusal.value)
+
+
+def test_an_answer_is_noted_under_the_given_name(world: World) -> None:
+    task = world.asking().id
+    run(world, "inbox", "answer", task, "yes", "--by", "ben")
+    (entry, *_) = world.app.audit_log(action="answer", limit=1)
+    assert (entry.actor, entry.target) == ("ben", str(task))
 
 
 def leaves(command: Any, path: tuple[str, ...]) -> Iterator[str]:

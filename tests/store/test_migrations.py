@@ -174,3 +174,19 @@ def test_tasks_of_an_earlier_version_are_claimed_and_settled_after_the_migration
         assert database.run(leases.settle([settlement], channel=target.channel)) == {claim: "COMPLETED"}
     finally:
         database.close()
+
+
+def test_an_index_for_the_partitions_to_come_is_not_an_unfinished_build(target: Target) -> None:
+    """PostgreSQL marks it as invalid, like an index whose build did not finish."""
+    history = sql.Identifier(target.schema, "history")
+    part = sql.Identifier(target.schema, "history_of_test")
+    with target.connect("everbeat test") as connection:
+        migrating.migrate(connection, target)
+        for text in (
+            "create table {1} partition of {0} for values from ('2020-01-01') to ('2020-01-02')",
+            "create index history_by_test on only {0} (sent_at)",
+        ):
+            connection.execute(sql.SQL(text).format(history, part))
+        marked = "select c.relname from pg_index i join pg_class c on c.oid = i.indexrelid where not i.indisvalid and c.relname = 'history_by_test'"
+        assert connection.execute(marked).fetchall() == [("history_by_test",)]
+        assert migrating.unfinished(connection, target).invalid_indexes == ()

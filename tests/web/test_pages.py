@@ -234,7 +234,7 @@ async def test_the_system_page_shows_the_checks_of_the_doctor_without_waiting_fo
 async def test_pages_cannot_write_and_a_slow_part_is_named_while_the_rest_is_shown(
     app: App, workers: Workers, new_visitor: NewVisitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # O2
-    monkeypatch.setattr(reading, "_SESSION", reading._SESSION.replace(b"5s", b"300ms"))
+    monkeypatch.setattr(reading, "SESSION", reading.SESSION.replace(b"5s", b"300ms"))
     web = Web(app, auth=by_header)
     pages = await web.reading()
     failed = workers.fail()

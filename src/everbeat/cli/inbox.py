@@ -12,7 +12,14 @@ from everbeat.app import App
 from everbeat.cli.failures import named_as_options
 from everbeat.cli.help_page import ListByDefault
 from everbeat.cli.output import Column, brief_moment, compact_json, say, show_json, show_rows, shown_labels
-from everbeat.cli.selection import TaskIdArgument, database_answer, full_task_id, short_ids, with_app
+from everbeat.cli.selection import (
+    TaskIdArgument,
+    acting_as,
+    database_answer,
+    full_task_id,
+    short_ids,
+    with_app,
+)
 from everbeat.client.acting import user_at_host
 from everbeat.client.handle import to_task_id
 from everbeat.errors.wording import on_one_line
@@ -84,7 +91,11 @@ def answer(
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option("--by", metavar="NAME", help="Your name, which is stored.  [default: user@host]"),
+        typer.Option(
+            "--by",
+            metavar="NAME",
+            help="Your name, which is stored, also in the audit log.  [default: user@host]",
+        ),
     ] = None,
     as_json: bool,
 ) -> None:
@@ -93,7 +104,7 @@ def answer(
     asked = database_answer(app, read_question(UUID(task_id), step=step))
     given: object = value if asked is None else asked.type.read(value)
     who = by or user_at_host()
-    with named_as_options({"answer.by": "--by"}):
+    with named_as_options({"answer.by": "--by", "actor": "--by"}), acting_as(app, by):
         answered = app.answer(task_id, given, step=step, by=who)
     if as_json:
         show_json({"id": task_id, "step": answered, "value": given, "by": who})

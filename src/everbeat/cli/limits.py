@@ -67,9 +67,9 @@ def list_limits(app: App, *, as_json: bool) -> None:
             Column("CONCURRENCY", _permits(each.numbers)),
             Column("RATE", each.numbers.rate or "", drop=1),
             Column("HELD", f"{each.held:,}", is_number=True),
-            Column("WAITING", f"{each.waiting:,}", is_number=True),
+            Column("WAITING", _counted(each, each.waiting), is_number=True),
             Column("KEY", each.key or "", drop=3),
-            Column("KEYS", f"{each.keys:,}" if each.key is not None else "", drop=4, is_number=True),
+            Column("KEYS", _counted(each, each.keys) if each.key is not None else "", drop=4, is_number=True),
             Column("SET BY", each.set_by or "", drop=2),
             Column("UNTIL", "" if each.until is None else brief_moment(each.until), drop=5),
         )
@@ -212,8 +212,12 @@ def _facts(found: LimitInfo) -> Iterator[tuple[str, str | Text | None]]:
         yield "set", f"by {found.set_by}, {moment(found.set_at)}{because}"
         yield "until", optional_moment(found.until) or "cleared"
     yield "held", f"{found.held:,}"
-    yield "waiting", f"{found.waiting:,}"
+    yield "waiting", _counted(found, found.waiting)
     yield "closed until", optional_moment(found.closed_until)
+
+
+def _counted(limit: LimitInfo, number: int) -> str:
+    return f"{number:,}{'+' if limit.at_least else ''}"
 
 
 def _key_row(each: LimitKey) -> tuple[Column, ...]:

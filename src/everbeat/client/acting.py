@@ -36,7 +36,7 @@ from everbeat.store.plan import Action, Plan, ask, together
 
 DRY_RUN_EXAMINES: Final = 1_000_000
 """How many tasks a dry run examines."""
-_STEP: Final = 20_000
+_STEP: Final = 4_000
 _MOST_EXAMPLES: Final = 10
 _LONGEST_POLL_S: Final = 1.0
 

@@ -12,9 +12,9 @@ from everbeat.client.database_access import DatabaseAccess, DatabaseMethods
 from everbeat.client.handle import to_task_id
 from everbeat.client.sender import CallSender
 from everbeat.client.waiter import Deadline
-from everbeat.domain.bulk_actions import AuditEntry, BulkActionInfo, BulkVerb, Operator
+from everbeat.domain.bulk_actions import AUDITED, AuditEntry, BulkActionInfo, BulkVerb, Operator
 from everbeat.domain.filters import AuditFilters, BulkFilters
-from everbeat.domain.settings.checks import public, queue_name, remark, sought_or_none, whole
+from everbeat.domain.settings.checks import one_of, public, queue_name, remark, sought_or_none, whole
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import Duration, When, to_past
 from everbeat.domain.task.policy import HIGHEST_PRIORITY, LOWEST_PRIORITY
@@ -23,6 +23,7 @@ from everbeat.store.plan import Plan, ask
 
 _limit: Final = whole(1, 10_000)
 _number: Final = whole(1, 2**63 - 1)
+_audited: Final = one_of(*AUDITED)
 _priority: Final = whole(LOWEST_PRIORITY, HIGHEST_PRIORITY)
 
 
@@ -348,9 +349,24 @@ def _to_action_id(value: object) -> UUID:
         ) from None  # fmt: skip
 
 
+def audit_page(
+    limit: int, *, most: int, **filters: Unpack[AuditFilters]
+) -> Plan[tuple[list[AuditEntry], int | None]]:
+    """Return a plan that lists the audit log, as `App.audit_log`. It examines at most `most` entries.
+
+    Return the id of the last examined entry, too, if the page is not full because the search ended there.
+    """
+    found = yield from _entries(limit, most=most, **filters)
+    if len(found) >= limit:
+        return found, None
+    since, before = filters.get("since"), filters.get("before")
+    return found, (yield from ask(audit.last_examined(since=since, before=before, most=most)))
+
+
 def _entries(
     limit: int,
     *,
+    most: int | None = None,
     since: When | None = None,
     actor: str | None = None,
     action: str | None = None,
@@ -360,8 +376,9 @@ def _entries(
         audit.entries(
             since=None if since is None else to_past(since, subject="since"),
             actor=sought_or_none(actor, subject="actor"),
-            action=sought_or_none(action, subject="action"),
+            action=None if action is None else _audited(action, subject="action"),
             before=None if before is None else _number(before, subject="before"),
             limit=_limit(limit, subject="audit_log.limit"),
+            most=most,
         )
     )

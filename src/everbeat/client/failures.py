@@ -11,7 +11,7 @@ from everbeat.domain.inspection import FailurePage
 from everbeat.domain.labels import split_labels
 from everbeat.domain.settings.checks import sought_or_none, whole
 from everbeat.domain.settings.units import When, to_past, to_past_moment
-from everbeat.store.failures import failure_groups
+from everbeat.store.failures import MOST_GROUPED, failure_groups
 from everbeat.store.plan import Plan, ask
 
 _limit: Final = whole(1, 10_000)
@@ -38,7 +38,7 @@ class FailureMethods(DatabaseMethods):
 
         app.failures(since=timedelta(hours=1), queue="mail")
         """
-        return self._run("failures", _groups(name, queue, since, before, labels, limit))
+        return self._run("failures", failure_page(name, queue, since, before, labels, limit))
 
     async def afailures(
         self,
@@ -51,17 +51,20 @@ class FailureMethods(DatabaseMethods):
         limit: int = 100,
     ) -> FailurePage:
         """Async version of `failures` that does not block the running event loop."""
-        return await self._arun(_groups(name, queue, since, before, labels, limit))
+        return await self._arun(failure_page(name, queue, since, before, labels, limit))
 
 
-def _groups(
+def failure_page(
     name: str | None,
     queue: str | None,
     since: When | None,
     before: datetime | None,
     labels: Mapping[str, str | None] | None,
     limit: int,
+    *,
+    most: int = MOST_GROUPED,
 ) -> Plan[FailurePage]:
+    """Return a plan that groups failures, as `App.failures`. It examines `most` tasks in place of 10,000."""
     with_value, keys = split_labels(labels, subject="labels")
     return ask(
         failure_groups(
@@ -72,5 +75,6 @@ def _groups(
             labels=with_value,
             label_keys=keys,
             limit=_limit(limit, subject="limit"),
+            most=most,
         )
     )

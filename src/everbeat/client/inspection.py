@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
-from typing import Final, Literal, TypeAlias, Unpack
+from typing import Any, Final, Literal, TypeAlias, Unpack
 from uuid import UUID
 
 from msgspec import structs
 
 from everbeat.client.failures import FailureMethods
 from everbeat.client.handle import to_batch_id, to_task_id, to_workflow_id
+from everbeat.client.task_pages import examined_page
 from everbeat.client.workflow import operations as workflow_operations
 from everbeat.domain.filters import RecoveryFilters, TaskFilters, WorkflowFilters
 from everbeat.domain.inspection import (
@@ -20,7 +20,6 @@ from everbeat.domain.inspection import (
     RecoveryPage,
     SupervisorInfo,
     TaskPage,
-    TaskSummary,
     WorkerInfo,
     WorkerStateInfo,
 )
@@ -265,12 +264,25 @@ class InspectionMethods(FailureMethods):
 def _tasks(
     *, before: UUID | str | None, order: TaskOrder, limit: int, **filters: Unpack[TaskFilters]
 ) -> Plan[TaskPage]:
+    return task_page(before=before, order=order, limit=limit, most=None, **filters)
+
+
+def task_page(
+    *,
+    before: UUID | str | None = None,
+    order: TaskOrder = "sent",
+    limit: int,
+    most: int | None,
+    **filters: Unpack[TaskFilters],
+) -> Plan[TaskPage]:
+    """Return a plan that lists tasks, as `App.list_tasks`. It examines at most `most` tasks (None: as many as usual)."""
     query = structs.replace(
         task_query("list_tasks", filters),
         before=None if before is None else to_task_id(before, subject="before"),
         latest=_order(order, subject="order") == "happened",
+        most=most,
     )
-    return _task_page(query, limit=_limit(limit, subject="limit"))
+    return examined_page(query, limit=_limit(limit, subject="limit"))
 
 
 def task_query(method: str, filters: TaskFilters) -> inspection.TaskQuery:
@@ -333,58 +345,6 @@ def _dead(*, before: UUID | str | None, limit: int, **filters: Unpack[TaskFilter
     return _tasks(before=before, order="happened", limit=limit, **filters)
 
 
-def _task_page(query: inspection.TaskQuery, *, limit: int) -> Plan[TaskPage]:
-    """Return a plan that lists tasks and reports whether it has examined all of them.
-
-    If the page is not full because the search stopped early, the plan searches again down to a fixed id. So no task is skipped if other
-    tasks were deleted in the meantime.
-    """
-    page = partial(TaskPage, unindexed=query.unindexed)
-    most = max(query.most_examined or 0, limit)
-    if query.labels:
-        return (yield from _labelled_page(query, limit=limit, most=most))
-    if query.is_of_failures:
-        found = yield from ask(inspection.list_tasks(query, limit=limit, most=0))
-        more = inspection.has_more_failures(query, most=inspection.MOST_EXAMINED)
-        if len(found) == limit or not (yield from ask(more)):
-            return page(found)
-    found = yield from ask(inspection.list_tasks(query, limit=limit, most=most))
-    if len(found) == limit or query.most_examined is None:
-        return page(found)
-    last = yield from ask(inspection.last_examined(query, most=most))
-    if last is None:
-        return page(found)
-    found = yield from ask(inspection.list_tasks(query, limit=limit, most=None, oldest=last))
-    return page(found) if len(found) == limit else page(found, examined=most, continue_before=last)
-
-
-def _labelled_page(query: inspection.TaskQuery, *, limit: int, most: int) -> Plan[TaskPage]:
-    """Return a plan that lists tasks with labels, as `_task_page`, in steps.
-
-    Each step reads the tasks with the rarest label down to a fixed id. A list by the last event reads all of them at once, and the steps
-    only find out where it stopped.
-    """
-    rarest = yield from ask(inspection.rarest_label(query.labels))
-    query = structs.replace(query, rarest=rarest)
-    found: list[TaskSummary] = []
-    if query.latest:
-        found = yield from ask(inspection.list_tasks(query, limit=limit, most=most))
-    by_id = structs.replace(query, latest=False, before=None if query.latest else query.before)
-    examined, step = 0, min(inspection.STEP_OF_LABEL, most)
-    while examined < most and len(found) < limit:
-        last = yield from ask(inspection.last_examined(by_id, most=step))
-        if not query.latest:
-            rows = inspection.list_tasks(by_id, limit=limit - len(found), most=2 * step, oldest=last)
-            found += yield from ask(rows)
-        if last is None:
-            return TaskPage(found, unindexed=query.unindexed)
-        examined += step
-        by_id = structs.replace(by_id, before=last)
-    if len(found) == limit:
-        return TaskPage(found, unindexed=query.unindexed)
-    return TaskPage(found, unindexed=query.unindexed, examined=examined, continue_before=by_id.before)
-
-
 def _heartbeats(task_id: UUID | str | None, limit: int) -> Plan[list[HeartbeatInfo]]:
     chosen = None if task_id is None else to_task_id(task_id)
     return ask(inspection.heartbeats(chosen, limit=_limit(limit, subject="limit")))
@@ -417,7 +377,7 @@ def _recoveries(
 
 
 def _recovery_page(query: inspection.RecoveryQuery, *, limit: int) -> Plan[RecoveryPage]:
-    """Return a plan that lists recoveries, as `_task_page`. A search for one recovery by its number continues until it is found."""
+    """Return a plan that lists recoveries, as `examined_page`. A search for one recovery by its number continues until it is found."""
     most = max(inspection.MOST_RECOVERED, limit)
     while True:
         found = yield from ask(inspection.list_recoveries(query, limit=limit, most=most))
@@ -439,8 +399,19 @@ def _worker_states(worker_id: str | None, limit: int) -> Plan[list[WorkerStateIn
     return ask(inspection.worker_states(known, limit=_limit(limit, subject="limit")))
 
 
+def _workflows(*, limit: int, **filters: Unpack[WorkflowFilters]) -> Plan[list[WorkflowInfo]]:
+    return workflow_page(limit=limit, most=None, **filters)
+
+
+def workflow_page(
+    *, limit: int, most: int | None, **filters: Unpack[WorkflowFilters]
+) -> Plan[list[WorkflowInfo]]:
+    """Return a plan that lists workflows, as `App.list_workflows`. It examines at most `most` of them (None: all)."""
+    return workflow_operations.listing(most=most, **_workflow_query(limit=limit, **filters))
+
+
 @reporting_wrong_calls("App.list_workflows")
-def _workflows(
+def _workflow_query(
     *,
     name: str | None = None,
     state: WorkflowState | str | None = None,
@@ -451,21 +422,21 @@ def _workflows(
     until: When | None = None,
     labels: Mapping[str, str | None] | None = None,
     limit: int,
-) -> Plan[list[WorkflowInfo]]:
+) -> dict[str, Any]:
     with_value, keys = split_labels(labels, subject="list_workflows.labels")
     states = one_of(*WorkflowState)
-    return workflow_operations.listing(
-        name=sought_or_none(name, subject="list_workflows.name"),
-        state=None if state is None else WorkflowState(states(state, subject="list_workflows.state")),
-        key=sought_or_none(key, subject="list_workflows.key"),
-        parent=None if parent is None else to_task_id(parent, subject="list_workflows.parent"),
-        children=switch(children, subject="list_workflows.children"),
-        since=None if since is None else to_past(since, subject="since"),
-        until=None if until is None else to_past(until, subject="until"),
-        labels=with_value,
-        label_keys=keys,
-        limit=_limit_of_workflows(limit, subject="list_workflows.limit"),
-    )
+    return {
+        "name": sought_or_none(name, subject="list_workflows.name"),
+        "state": None if state is None else WorkflowState(states(state, subject="list_workflows.state")),
+        "key": sought_or_none(key, subject="list_workflows.key"),
+        "parent": None if parent is None else to_task_id(parent, subject="list_workflows.parent"),
+        "children": switch(children, subject="list_workflows.children"),
+        "since": None if since is None else to_past(since, subject="since"),
+        "until": None if until is None else to_past(until, subject="until"),
+        "labels": with_value,
+        "label_keys": keys,
+        "limit": _limit_of_workflows(limit, subject="list_workflows.limit"),
+    }
 
 
 def _states(given: str | Sequence[str]) -> tuple[list[TaskState] | None, list[VirtualState]]:

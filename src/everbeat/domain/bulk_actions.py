@@ -141,6 +141,15 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     note: str | None
 
 
+AUDITED: Final = (
+    *BulkVerb, *(f"{verb}_all" for verb in BulkVerb), "cancel_bulk_action", "signal", "answer", "pause", "resume",
+    "pause_workflow", "resume_workflow", "cancel_workflow", "retry_workflow", "seal_batch", "cancel_batch", "set_limit", "clear_limit",
+    "put_schedule", "pause_schedule", "resume_schedule", "run_schedule", "backfill_schedule", "delete_schedule", "quiet_workers",
+    "resume_workers", "bury_workers", "recover", "prune",
+)  # fmt: skip
+"""The actions that the audit log contains."""
+
+
 class Operator(Struct, frozen=True):
     """The name under which actions are noted in the audit log, and the way they are requested."""
 

@@ -39,16 +39,32 @@ def record(
 
 
 def entries(
-    *, since: When | None, actor: str | None, action: str | None, before: int | None, limit: int
+    *,
+    since: When | None,
+    actor: str | None,
+    action: str | None,
+    before: int | None,
+    limit: int,
+    most: int | None = None,
 ) -> Statement[list[AuditEntry]]:
-    """List the audit log, newest first."""
+    """List the audit log, newest first. At most `most` entries are examined (None: all)."""
 
     def read(found: Sequence[Row]) -> list[AuditEntry]:
         listed = [dict(zip(_COLUMNS, row, strict=True)) for row in found]
         return [AuditEntry(**each | {"filters": rows.optional_mapping(each["filters"])}) for each in listed]
 
-    values = moment_or_age(since) | {"actor": actor, "action": action, "before": before, "limit": limit}
+    values = moment_or_age(since) | {
+        "actor": actor, "action": action, "before": before, "limit": limit, "most": most,
+    }  # fmt: skip
     return Statement("audit/list_actions", values, read)
+
+
+def last_examined(*, since: When | None, before: int | None, most: int) -> Statement[int | None]:
+    """Return the id of the last entry that a list examines, or None if it examines all of them."""
+    values = moment_or_age(since) | {"before": before, "most": most}
+    return Statement(
+        "audit/find_last_examined", values, lambda found: found[0][0] if len(found) == 2 else None
+    )
 
 
 def prune(*, limit: int, hours: int = RETENTION_HOURS) -> Statement[int]:

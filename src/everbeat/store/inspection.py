@@ -31,6 +31,7 @@ from everbeat.store.rows import Row
 from everbeat.store.statement import Statement
 
 _SUMMARY_COLUMNS = 36
+_LEASED: Final = frozenset({TaskState.CLAIMED, TaskState.RUNNING})
 MOST_EXAMINED: Final = 50_000
 """How many tasks a list examines. Most filters have no index. Without this limit, a list would read all tasks to find none."""
 STEP_OF_LABEL: Final = 1_000
@@ -41,6 +42,8 @@ MOST_RECOVERED: Final = 10_000
 """How many recovered tasks in `history` a list of recoveries examines."""
 MOST_COUNTED: Final = 10_000
 """How many tasks of a queue and state are counted."""
+MOST_OF_ALL: Final = 1_000_000
+"""How many tasks of all queues together are counted."""
 _LAST_ID = UUID(int=2**128 - 1)
 
 
@@ -92,7 +95,7 @@ class TaskQuery(Struct, frozen=True, kw_only=True):
 
     A task matches if its state is in `states`, or if it is in one of the `virtual` states. `label_keys` are the keys of labels that can have
     any value. `rarest` is the one of `labels` by which an index finds the tasks (None: another index does). `latest` sorts by the last
-    event instead of by id.
+    event instead of by id. If `most` is given, a list examines at most this many tasks, also if all are live.
     """
 
     states: Sequence[TaskState] | None = None
@@ -113,6 +116,7 @@ class TaskQuery(Struct, frozen=True, kw_only=True):
     arguments_contain: str | None = None
     rarest: tuple[str, str] | None = None
     latest: bool = False
+    most: int | None = None
 
     @property
     def is_live(self) -> bool:
@@ -129,9 +133,16 @@ class TaskQuery(Struct, frozen=True, kw_only=True):
     @property
     def most_examined(self) -> int | None:
         """Return how many tasks a list examines, or None if it examines all of them: live tasks are found by their state."""
+        if self.most is not None and not self._is_leased:
+            return self.most
         if self.arguments_contain is not None:
             return MOST_SEARCHED
         return None if self.is_live and not self.labels else MOST_EXAMINED
+
+    @property
+    def _is_leased(self) -> bool:
+        """Return whether only tasks that workers hold match. These are few, and an index finds them."""
+        return not (self.virtual or self.labels) and _LEASED.issuperset(self.states or TaskState)
 
     @property
     def unindexed(self) -> tuple[str, ...]:
@@ -194,7 +205,11 @@ def list_tasks(
         most = None
     parameters = query.filters() | {"limit": limit, "most": most}
     if query.latest and query.rarest is None:
-        more = {"before": query.before, "oldest": oldest or UUID(int=0), "most_sorted": MOST_EXAMINED}
+        more = {
+            "before": query.before,
+            "oldest": oldest or UUID(int=0),
+            "most_sorted": query.most or MOST_EXAMINED,
+        }
         return Statement("inspect/list_latest_tasks", parameters | more, _summaries)
     if oldest is not None:
         parameters["first_id"] = max(oldest, parameters["first_id"])
@@ -351,14 +366,17 @@ def worker_states(worker_id: str | None, *, limit: int) -> Statement[list[Worker
     )
 
 
-def queues(*, most: int = MOST_COUNTED) -> Statement[list[QueueInfo]]:
-    """List the queues that have live tasks, ordered by name. Count at most `most` tasks of a queue and state."""
+def queues(*, most: int = MOST_COUNTED, most_of_all: int = MOST_OF_ALL) -> Statement[list[QueueInfo]]:
+    """List the queues that have live tasks, ordered by name. Count at most `most` tasks of a queue and state.
+
+    If there are so many queues that more than `most_of_all` tasks would be counted, fewer are counted of each queue, but at least 100.
+    """
 
     def read(*row: Any) -> QueueInfo:
         names = ("name", "pending", "scheduled", "claimed", "running", "oldest_due_s")
         return QueueInfo(**dict(zip(names, row[:-1], strict=True)), at_least=tuple(row[-1]))
 
-    return Statement("inspect/list_queues", {"most": most}, rows.each(read))
+    return Statement("inspect/list_queues", {"most": most, "most_of_all": most_of_all}, rows.each(read))
 
 
 def _summary(row: Row) -> TaskSummary:

@@ -21,6 +21,8 @@ from everbeat.store.rows import Row
 from everbeat.store.statement import Statement
 
 MOST_LISTED: Final = 1_000
+MOST_LINES: Final = 100_000
+"""Of how many keys the waiting tasks are counted."""
 """The largest number of keys in use, and of holders, that is listed of a limit."""
 _MOST_PROBLEMS: Final = 100
 _GATE_COLUMNS: Final = (
@@ -96,14 +98,17 @@ def clear_limit(name: str, *, channel: str) -> Statement[bool]:
     return Statement("limit/clear_limit", {"name": name, "channel": channel}, rows.any_row)
 
 
-def list_limits(name: str | None = None) -> Statement[list[LimitInfo]]:
-    """Return the limits in the order of their names, or only the limit with this name."""
-    return Statement("limit/list_limits", {"name": name}, lambda found: [_info(row) for row in found])
+def list_limits(name: str | None = None, *, most_lines: int = MOST_LINES) -> Statement[list[LimitInfo]]:
+    """Return the limits in the order of their names, or only the limit with this name. At most `most_lines` keys with waiting tasks are read."""
+    values = {"name": name, "most_lines": most_lines}
+    return Statement("limit/list_limits", values, lambda found: [_info(row) for row in found])
 
 
 def _info(row: Row) -> LimitInfo:
     name, concurrency, starts, period_s, burst, sliding, fair, weights, when_full, declared, *others = row
-    declared_by, declared_at, set_by, set_at, reason, until, held, waiting, keys, closed_until = others
+    declared_by, declared_at, set_by, set_at, reason, until, held, waiting, keys, closed_until, at_least = (
+        others
+    )
     code = None if declared is None else _declared(declared)
     return LimitInfo(
         name=name, numbers=_numbers(concurrency, starts, period_s, burst),
@@ -111,7 +116,7 @@ def _info(row: Row) -> LimitInfo:
         declared_by=declared_by, declared_at=declared_at, key=None if code is None else code.key,
         window="sliding" if sliding else "smooth", fairness="round_robin" if fair else "fifo", weights=rows.mapping(weights),
         when_full=when_full, set_by=set_by, set_at=set_at, reason=reason, until=until, held=held, waiting=waiting, keys=keys,
-        closed_until=closed_until,
+        closed_until=closed_until, at_least=at_least,
     )  # fmt: skip
 
 
@@ -129,8 +134,8 @@ def _numbers(
     return LimitNumbers(concurrency=concurrency, rate=rate, burst=burst or 1)
 
 
-def list_gates(name: str) -> Statement[list[LimitKey]]:
-    """Return up to `MOST_LISTED` keys of a limit in use, those with most waiting tasks first."""
+def list_gates(name: str, *, most_lines: int = MOST_LINES) -> Statement[list[LimitKey]]:
+    """Return up to `MOST_LISTED` keys of a limit in use, those with most waiting tasks first. See `list_limits`."""
 
     def read(found: Sequence[Row]) -> list[LimitKey]:
         return [
@@ -138,7 +143,7 @@ def list_gates(name: str) -> Statement[list[LimitKey]]:
             for row in found
         ]
 
-    return Statement("limit/list_gates", {"name": name, "limit": MOST_LISTED}, read)
+    return Statement("limit/list_gates", {"name": name, "limit": MOST_LISTED, "most_lines": most_lines}, read)
 
 
 def list_holders(name: str) -> Statement[list[Permit]]:
@@ -188,7 +193,9 @@ def find_problems(*, set_ms: int) -> Statement[LimitProblems]:
             next((row[3] for row in found if row[0] == "changes"), 0),
         )
 
-    return Statement("limit/find_problems", {"set_ms": set_ms, "limit": _MOST_PROBLEMS}, read)
+    return Statement(
+        "limit/find_problems", {"set_ms": set_ms, "limit": _MOST_PROBLEMS, "most_lines": MOST_LINES}, read
+    )
 
 
 def oldest_change() -> Statement[int | None]:

@@ -19,13 +19,21 @@ from everbeat.store.target import Target, atransaction, is_pooled
 
 T = TypeVar("T")
 STATEMENT_TIMEOUT_S: Final = 5
-_SESSION: Final = (
-    f"set default_transaction_read_only = on; set statement_timeout = '{STATEMENT_TIMEOUT_S}s'".encode()
-)
-_TRANSACTION: Final = (
-    f"set transaction read only; set local statement_timeout = '{STATEMENT_TIMEOUT_S}s'".encode()
-)
-"""The same limits for one transaction. Behind a transaction pooler, a session belongs to all of its clients."""
+_SETTINGS: Final = {
+    "statement_timeout": f"'{STATEMENT_TIMEOUT_S}s'", "jit": "off", "max_parallel_workers_per_gather": "0", "plan_cache_mode": "force_custom_plan",
+}  # fmt: skip
+"""Each statement reads a bounded number of rows, so compiling it and starting processes for it would take longer than running it. A plan for
+all values of its filters would read much more."""
+SESSION: Final = "; ".join(
+    [
+        "set default_transaction_read_only = on",
+        *(f"set {name} = {value}" for name, value in _SETTINGS.items()),
+    ]
+).encode()
+_TRANSACTION: Final = "; ".join(
+    ["set transaction read only", *(f"set local {name} = {value}" for name, value in _SETTINGS.items())]
+).encode()
+"""The same settings for one transaction. Behind a transaction pooler, a session belongs to all of its clients."""
 
 
 class ReadingDatabase(Database):
@@ -46,7 +54,7 @@ class ReadingDatabase(Database):
         connection = await super()._aconnect(patience)
         if not is_pooled(connection):
             try:
-                await connection.execute(_SESSION)
+                await connection.execute(SESSION)
             except BaseException:
                 await connection.close()
                 raise

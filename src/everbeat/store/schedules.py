@@ -301,6 +301,18 @@ def list_ticks(name: str, *, limit: int, before: datetime | None = None) -> Stat
     return Statement("schedule/list_ticks", parameters, lambda found: [_tick(row) for row in found])
 
 
+def list_latest_ticks(names: Sequence[str], *, limit: int) -> Statement[dict[str, list[TickInfo]]]:
+    """Return the decided ticks of several schedules, up to `limit` of each, latest first. They do not contain the states of their tasks."""
+
+    def read(found: Sequence[Row]) -> dict[str, list[TickInfo]]:
+        ticks: dict[str, list[TickInfo]] = {name: [] for name in names}
+        for row in found:
+            ticks[row[0]].append(_tick(row))
+        return ticks
+
+    return Statement("schedule/list_latest_ticks", {"names": [*names], "limit": limit}, read)
+
+
 def list_sent_ticks(name: str, *, since: datetime, until: datetime) -> Statement[frozenset[datetime]]:
     """Return the ticks in [since, until) for which a task was sent."""
     parameters = {"name": name, "since": since, "until": until}

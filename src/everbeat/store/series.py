@@ -18,6 +18,8 @@ SAMPLER: Final = "depths"
 """The name of the turn of the supervisor that samples."""
 SAMPLE_EVERY_MS: Final = 10_000
 MOST_COUNTED: Final = 10_000
+MOST_SAMPLED: Final = 1_000_000
+"""How many tasks of all queues together a sample counts."""
 MOST_ROLLED_UP: Final = 5_000
 
 
@@ -48,7 +50,9 @@ def sample_depths(
     *, taken_by: str, interval_ms: int = SAMPLE_EVERY_MS, most: int = MOST_COUNTED
 ) -> Statement[bool | None]:
     """Sample all queues if the tree gets the turn. Return None without a turn, and True for the first sample of a minute."""
-    parameters = {"service": SAMPLER, "taken_by": taken_by, "interval_ms": interval_ms, "most": most}
+    parameters = {
+        "service": SAMPLER, "taken_by": taken_by, "interval_ms": interval_ms, "most": most, "most_of_all": MOST_SAMPLED,
+    }  # fmt: skip
     return Statement("series/sample_depths", parameters, rows.first(bool))
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from everbeat.domain.labels import NO_LABELS, Labels, encode_labels
 from everbeat.domain.settings.units import When
-from everbeat.domain.workflow.states import EndedNode, WorkflowRetryPlan
+from everbeat.domain.workflow.states import EndedNode, WorkflowRetryPlan, WorkflowState
 from everbeat.store import rows
 from everbeat.store.advance import step
 from everbeat.store.inspection import moment_or_age
@@ -197,12 +197,17 @@ def listing(
     labels: Labels = NO_LABELS,
     label_keys: Sequence[str] = (),
     limit: int,
+    most: int | None = None,
 ) -> Statement[list[WorkflowRow]]:
-    """List the newest workflows, without their results. If `roots` is set, list only workflows without a parent."""
+    """List the newest workflows, without their results. If `roots` is set, list only workflows without a parent.
+
+    Of the newest workflows, or of those that have not ended if only these can match, at most `most` are examined (None: all).
+    """
     earlier = moment_or_age(until)
     parameters = {
         "name": name, "state": state, "key": key, "parent": parent, "roots": roots, "limit": limit, "until": earlier["since"],
-        "before_ms": earlier["within_ms"], "labels": encode_labels(labels), "label_keys": [*label_keys] or None,
+        "before_ms": earlier["within_ms"], "labels": encode_labels(labels), "label_keys": [*label_keys] or None, "most": most,
+        "is_live": state is not None and not WorkflowState(state).is_final,
     } | moment_or_age(since)  # fmt: skip
     return Statement("workflow/list_workflows", parameters, lambda found: [_workflow(row) for row in found])
 

@@ -37,6 +37,8 @@ LABELS: Final[Mapping[str, str]] = {
     "arguments_contain": "text in arguments",
 }
 """The name of each filter for the reader."""
+MOST_EXAMINED: Final = 5_000
+"""How many tasks, workflows or failures a page examines. Most filters have no index, and a page must come soon. It offers to continue."""
 _MOST_ON_PAGE: Final = 500
 _PER_PAGE: Final = 50
 

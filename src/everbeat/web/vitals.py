@@ -10,10 +10,13 @@ from typing import Final
 from msgspec import Struct
 
 from everbeat.app import App
+from everbeat.client.database_access import database_of
 from everbeat.domain.inspection import QueueInfo, SupervisorInfo
 from everbeat.domain.recovery.liveness import FAREWELL
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import SystemClock
+from everbeat.store import inspection
+from everbeat.store.plan import ask
 
 _FRESH_S: Final = 2.0
 _DEAD_FOR: Final = timedelta(hours=1)
@@ -21,6 +24,8 @@ _DEAD_FOR: Final = timedelta(hours=1)
 _MOST_TREES: Final = 1_000
 _MOST_COUNTED: Final = 1_000
 """The tasks of a queue and state are counted up to this number. Every page waits for the header."""
+_MOST_OF_ALL: Final = 60_000
+"""The tasks of all queues are counted up to about this number."""
 
 
 class Vitals(Struct, frozen=True, kw_only=True):
@@ -61,12 +66,16 @@ class VitalsWatch:
 
 async def _read(app: App, *, now: datetime) -> Vitals:
     try:
-        trees, waiting = await asyncio.gather(
-            app.alist_supervisors(limit=_MOST_TREES), app.aqueues(most=_MOST_COUNTED)
-        )
+        trees, waiting = await asyncio.gather(app.alist_supervisors(limit=_MOST_TREES), counted_queues(app))
     except DatabaseError as problem:
         return Vitals(problem=problem.message)
     return vitals_of(trees, waiting, now=now)
+
+
+async def counted_queues(app: App) -> list[QueueInfo]:
+    """Return the queues with their counts, which stop early enough for a page."""
+    statement = inspection.queues(most=_MOST_COUNTED, most_of_all=_MOST_OF_ALL)
+    return await database_of(app).arun(ask(statement))
 
 
 def vitals_of(trees: Sequence[SupervisorInfo], waiting: Sequence[QueueInfo], *, now: datetime) -> Vitals:

@@ -91,8 +91,9 @@ def listing(
     labels: Labels = NO_LABELS,
     label_keys: Sequence[str] = (),
     limit: int,
+    most: int | None = None,
 ) -> Plan[list[WorkflowInfo]]:
-    """Return the latest workflows, newest first, without their results."""
+    """Return the latest workflows, newest first, without their results. At most `most` workflows are examined (None: all)."""
     found = yield from ask(
         store.listing(
             name=name,
@@ -105,6 +106,7 @@ def listing(
             labels=labels,
             label_keys=label_keys,
             limit=limit,
+            most=most,
         )
     )
     return [_info(row) for row in found]

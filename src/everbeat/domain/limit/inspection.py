@@ -55,8 +55,9 @@ class LimitInfo(Struct, frozen=True, kw_only=True):
     """A limit. `numbers` are in force, and `declared` are those that the code declares (None: no code declares the limit).
 
     If an operator has set the numbers, `set_by` is that operator, for the `reason`, `until` a moment (None: until they are cleared).
-    `held` is the number of permits in use, `waiting` the number of waiting tasks, and `keys` the number of keys in use. The `holders` and the
-    keys in use (`in_use`) are given only for one limit, and at most 1,000 of each.
+    `held` is the number of permits in use, `waiting` the number of waiting tasks, and `keys` the number of keys in use. `at_least`: tasks of
+    more keys than are counted wait for limits, so `waiting` and `keys` can be too low. The `holders` and the keys in use (`in_use`) are given
+    only for one limit, and at most 1,000 of each.
     """
 
     name: str
@@ -77,6 +78,7 @@ class LimitInfo(Struct, frozen=True, kw_only=True):
     waiting: int
     keys: int
     closed_until: datetime | None
+    at_least: bool = False
     in_use: tuple[LimitKey, ...] = ()
     holders: tuple[Permit, ...] = ()
 

@@ -1,12 +1,15 @@
 -- The queues with live tasks, with the number of tasks that are due, not due (`later`), claimed and running. `suspended` is a part of `later`.
--- `oldest_due_s` is the wait of the oldest due task. The fragment needs `with recursive`. Counting stops at `most` tasks of a queue and state.
+-- `oldest_due_s` is the wait of the oldest due task. The fragment needs `with recursive`. Counting stops at `most` tasks of a queue and state. With
+-- many lanes, it stops earlier, but not before 100: at `most_of_all` tasks of all lanes together. Of lines, at most a hundredth as many are read.
 -- Lanes and groups of marked tasks are found one by one, and each is counted through its index. Serial lines and tasks in flight have no
 -- index by queue. So at most ten times `most` of their entries are read, and of lines and of groups of marked tasks only the first `most`.
 -- The order of each part makes the planner read an index even if most rows match.
-{fragment/lanes}, {fragment/marked_lanes}, {fragment/serial_lines}, grouped as materialized (
+{fragment/lanes}, {fragment/marked_lanes}, {fragment/serial_lines}, bound as materialized (
+    select least(%(most)s::bigint, greatest(100, %(most_of_all)s::bigint / greatest(1, count(*)))) as most from lane
+), grouped as materialized (
     select l.* from marked_lane l limit %(most)s + 1
 ), headed as materialized (
-    select l.serial from serial_line l limit %(most)s + 1
+    select l.serial from serial_line l limit least(%(most)s::bigint, %(most_of_all)s::bigint / 100) + 1
 ), in_line as materialized (
     select w.queue, w.enqueued_at, w.wake_at
     from headed h
@@ -21,13 +24,14 @@
     limit 10 * %(most)s::bigint + 1
 ), cut as materialized (
     select
-        (select count(*) from grouped) > %(most)s or (select count(*) from headed) > %(most)s
+        (select count(*) from grouped) > %(most)s or (select count(*) from headed) > least(%(most)s::bigint, %(most_of_all)s::bigint / 100)
             or (select count(*) from in_line) > 10 * %(most)s::bigint as waiting,
         (select count(*) from in_flight) > 10 * %(most)s::bigint as in_flight
 ), counted as (
     select l.queue, n.due as pending, n.later, n.suspended, 0::bigint as claimed, 0::bigint as running, n.oldest
     from lane l
-    cross join lateral {schema}.count_lane(l.queue, l.priority, null, %(most)s) n
+    cross join bound b
+    cross join lateral {schema}.count_lane(l.queue, l.priority, null, b.most) n
     union all
     select g.queue, n.due, n.later, n.suspended, 0, 0, n.oldest
     from grouped g
@@ -53,13 +57,14 @@
     group by f.queue
 ), queue_count as (
     select
-        c.queue, least(sum(c.pending), %(most)s)::bigint as pending, least(sum(c.later), %(most)s)::bigint as later,
-        least(sum(c.suspended), %(most)s)::bigint as suspended, least(sum(c.claimed), %(most)s)::bigint as claimed,
-        least(sum(c.running), %(most)s)::bigint as running,
+        c.queue, least(sum(c.pending), b.most)::bigint as pending, least(sum(c.later), b.most)::bigint as later,
+        least(sum(c.suspended), b.most)::bigint as suspended, least(sum(c.claimed), b.most)::bigint as claimed,
+        least(sum(c.running), b.most)::bigint as running,
         extract(epoch from statement_timestamp() - min(c.oldest))::float8 as oldest_due_s,
-        sum(c.pending) > %(most)s or cut.waiting as has_more_pending, sum(c.later) > %(most)s or cut.waiting as has_more_later,
-        sum(c.claimed) > %(most)s or cut.in_flight as has_more_claimed, sum(c.running) > %(most)s or cut.in_flight as has_more_running
+        sum(c.pending) > b.most or cut.waiting as has_more_pending, sum(c.later) > b.most or cut.waiting as has_more_later,
+        sum(c.claimed) > b.most or cut.in_flight as has_more_claimed, sum(c.running) > b.most or cut.in_flight as has_more_running
     from counted c
     cross join cut
-    group by c.queue, cut.waiting, cut.in_flight
+    cross join bound b
+    group by c.queue, cut.waiting, cut.in_flight, b.most
 )

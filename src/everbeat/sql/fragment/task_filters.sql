@@ -1,4 +1,5 @@
--- The filters of `everbeat tasks` that no index serves. A worker matches if it holds or has held the task, or if it ran one of the task's attempts. An error can
+-- The filters of `everbeat tasks` that no index serves. A worker matches if it holds or has held the task, or if it ran one of the task's attempts. The
+-- attempts are looked up for each task: with `exists`, the planner could read the whole table of attempts. An error can
 -- be given as a code, a class, or a class without its module. The virtual states are those of `VirtualState` (domain/task/states.py). With them, `states`
 -- contains all states that such tasks can have. `plain_states` contains the states that match as they are. inspect/list_labelled_tasks finds labels with a value by an index.
 (%(states)s::text[] is null or t.state = any(%(states)s::text[]))
@@ -10,7 +11,7 @@
       or right({schema}.object_of(t.error) ->> 'type', length(%(error)s) + 1) = '.' || %(error)s
   )))
   and (%(worker)s::text is null or t.claimed_by_worker_id = %(worker)s or ((t.attempt > 1 or t.state = 'PENDING') and (
-      exists (select from {schema}.attempts a where a.task_id = t.id and a.worker_id = %(worker)s)
+      (select true from {schema}.attempts a where a.task_id = t.id and a.worker_id = %(worker)s limit 1)
       or exists (select from unnest(t.attempts) a where a.worker_id = %(worker)s)
   )))
   and (%(since)s::timestamptz is null or event.at >= %(since)s)

@@ -22,10 +22,9 @@ with recursive labelled (id, place) as (
     where p.place %% 1000 = 0 and (%(most)s::integer is null or p.place < %(most)s)
 ), looked as materialized (
     select t.id, event.at
-    from labelled
-    cross join lateral (select t.* from {schema}.all_tasks t where t.id = labelled.id limit 1) t
+    from {schema}.all_tasks t
     {fragment/last_event}
-    where {fragment/task_scope} and ({fragment/live_states}) and {fragment/task_filters}
+    where t.id = any(array(select l.id from labelled l)) and {fragment/task_scope} and ({fragment/live_states}) and {fragment/task_filters}
 ), page as materialized (
     select l.id, l.at
     from looked l
@@ -38,4 +37,5 @@ with recursive labelled (id, place) as (
 select {fragment/task_columns}
 from page event
 join {schema}.all_tasks t on t.id = event.id
+where t.id = any(array(select p.id from page p))
 order by event.at desc, event.id desc

@@ -1,5 +1,6 @@
 -- Return the gates of a limit in use: those with permits in use, waiting tasks or a time until which they are closed. Those with most waiting
--- tasks come first. Of each line, at most 1,001 waiting tasks are counted.
+-- tasks come first. Of each line, at most 1,001 waiting tasks are counted. `most_lines` gates are searched for
+-- closed ones, in the order of an index (gates_by_version).
 with lease as materialized (
     select u.gate, sum(coalesce(t.costs[u.place], 1)) as held
     from {schema}.tasks t
@@ -16,7 +17,8 @@ with lease as materialized (
     union
     select w.gate from waiting w where w.tasks > 0
     union
-    select g.gate from {schema}.gates g where g.limit_name = %(name)s and g.closed_until > extract(epoch from statement_timestamp())
+    select g.gate from (select x.gate, x.closed_until from {schema}.gates x where x.limit_name = %(name)s order by x.version limit %(most_lines)s) g
+    where g.closed_until > extract(epoch from statement_timestamp())
 )
 select
     u.gate, coalesce(e.held, 0)::bigint as held, coalesce(w.tasks, 0)::bigint as waiting,

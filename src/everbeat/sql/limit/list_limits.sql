@@ -1,5 +1,6 @@
 -- Return limits in the order of their names, with the permits in use, the gates in use, and the waiting tasks. Permits are counted by
--- leases. Of each line, at most 1,001 waiting tasks are counted. `name`: only this limit.
+-- leases. Of each line, at most 1,001 waiting tasks are counted. `name`: only this limit. `at_least`: not all lines were read.
+-- Of the gates of a limit, `most_lines` are searched for closed ones, in the order of an index (gates_by_version).
 with lease as materialized (
     select split_part(u.gate, '/', 1) as name, u.gate, coalesce(t.costs[u.place], 1) as cost
     from {schema}.tasks t
@@ -20,9 +21,11 @@ select
         ) used
     ) as keys,
     (
-        select to_timestamp(max(g.closed_until)) from {schema}.gates g
-        where g.limit_name = l.name and g.closed_until > extract(epoch from statement_timestamp())
-    ) as closed_until
+        select to_timestamp(max(g.closed_until))
+        from (select x.closed_until from {schema}.gates x where x.limit_name = l.name order by x.version limit %(most_lines)s) g
+        where g.closed_until > extract(epoch from statement_timestamp())
+    ) as closed_until,
+    (select count(*) from line) >= %(most_lines)s as at_least
 from {schema}.limits l
 where %(name)s::text is null or l.name = %(name)s::text
 order by l.name

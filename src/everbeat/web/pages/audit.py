@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from msgspec import structs
 
+from everbeat.client.bulk_methods import audit_page
+from everbeat.client.database_access import database_of
 from everbeat.client.handle import to_task_id
 from everbeat.domain.bulk_actions import SKIPPED, AuditEntry, BulkActionInfo
 from everbeat.domain.filters import AuditFilters
@@ -18,21 +20,26 @@ from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.refusals import RequestRefused
 
 _MOST_ACTIONS: Final = 20
+_MOST_EXAMINED: Final = 20_000
+"""How many entries a page examines. No index serves their actor and action."""
 _PAYLOADS: Final = frozenset({"arguments_contain"})
 
 
 async def show(visit: Visit) -> PageResult:
     """Return the actions of operators, newest first, and the latest actions on all tasks that match."""
     limit = page_size(visit.query)
+    listing = audit_page(limit, most=_MOST_EXAMINED, **_filters(visit))
     found = await visit.parts(
-        entries=("The audit log", visit.app.aaudit_log(limit=limit, **_filters(visit)), None),
+        entries=("The audit log", database_of(visit.app).arun(listing), None),
         actions=("The actions on all that match", visit.app.abulk_actions(limit=_MOST_ACTIONS), None),
     )
-    entries = None if found["entries"] is None else [_shown(visit, each) for each in found["entries"]]
+    listed, last = found["entries"] or ([], None)
+    entries = None if found["entries"] is None else [_shown(visit, each) for each in listed]
     actions = None if found["actions"] is None else [_shown_action(visit, each) for each in found["actions"]]
     data = {"entries": entries, "actions": actions}
     more = {
-        "older": entries[-1].id if entries and len(entries) == limit else None,
+        "older": entries[-1].id if entries and len(entries) == limit else last,
+        "examined": None if last is None else _MOST_EXAMINED,
         "given": {name: visit.query.get(name) for name in ("actor", "action", "since")},
         "skipped": SKIPPED,
         "is_going_on": any(not each.state.has_ended for each in actions or ()),

@@ -8,10 +8,12 @@ from uuid import UUID
 from starlette.responses import RedirectResponse
 
 from everbeat.client.database_access import database_of
+from everbeat.client.inspection import task_page
 from everbeat.domain.identifiers import bounds
 from everbeat.errors import TaskNotFound, WorkflowNotFound
 from everbeat.store.inspection import parties_named, tasks_between, workflows_between
 from everbeat.store.plan import ask
+from everbeat.web.filters import MOST_EXAMINED
 from everbeat.web.navigation import PLACES
 from everbeat.web.page import Goto, PageResult, Visit
 
@@ -33,7 +35,7 @@ async def find(visit: Visit) -> PageResult:
         return Goto(visit.link("/tasks"))
     if (path := await _by_id(visit, sought)) is not None:
         return Goto(visit.link(path))
-    keyed = await visit.app.alist_tasks(key=sought, limit=1)
+    keyed = await database_of(visit.app).arun(task_page(key=sought, limit=1, most=MOST_EXAMINED))
     return Goto(visit.link("/tasks", **({"key": sought} if keyed else {"name": sought})))
 
 

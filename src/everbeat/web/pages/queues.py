@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everbeat.app import App
-from everbeat.client.database_access import database_of
+from everbeat.client.database_access import DatabaseAccess, database_of
 from everbeat.domain.charts import ended_of
 from everbeat.domain.inspection import Pause, QueueInfo, WorkerInfo
 from everbeat.domain.limit.inspection import LimitInfo
 from everbeat.domain.series import RateBucket
 from everbeat.errors.wording import amount, some
 from everbeat.store import past, series
+from everbeat.store.limits import list_gates, list_holders, list_limits
 from everbeat.store.plan import ask
 from everbeat.web import wording
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
@@ -23,14 +25,15 @@ from everbeat.web.pages.charts import chart_content, charts_of, chosen_range, du
 from everbeat.web.past import read_past
 from everbeat.web.refusals import RequestRefused
 from everbeat.web.strip_drawing import sparkline
+from everbeat.web.vitals import counted_queues
 
 _MOST_WORKERS: Final = 1_000
-_MOST_COUNTED: Final = 1_000
-"""Counting further would take longer than a page may."""
 _MOST_DETAILED: Final = 12
 """For how many limits with permits in use the holders are read."""
+_MOST_KEYS: Final = 2_000
+"""Of how many keys of limits the waiting tasks are counted."""
 _MOST_PLACES: Final = 60
-_MOST_KEYS: Final = 10
+_MOST_KEYS_SHOWN: Final = 10
 _SLOW_S: Final = 60.0
 _MOST_LINES: Final = 100
 """For how many queues a line is drawn."""
@@ -50,7 +53,7 @@ async def show(visit: Visit) -> PageResult:
         return await show_past(visit, visit.at)
     app = visit.app
     found = await visit.parts(
-        queues=("The queues", app.aqueues(most=_MOST_COUNTED), None),
+        queues=("The queues", counted_queues(app), None),
         pauses=("The pauses", app.alist_pauses(), None),
         workers=("The workers", app.alist_active_workers(limit=_MOST_WORKERS), None),
         limits=("The limits", _limits(app), None),
@@ -65,8 +68,7 @@ async def show(visit: Visit) -> PageResult:
         "everything": next((pause for pause in pauses or () if pause.kind == "all"), None),
         "task_pauses": [pause for pause in pauses or () if pause.kind == "task"],
         "most_places": _MOST_PLACES,
-        "most_keys": _MOST_KEYS,
-        "most_counted": _MOST_COUNTED,
+        "most_keys": _MOST_KEYS_SHOWN,
         "slow_s": _SLOW_S,
     }
     return Page(
@@ -136,12 +138,20 @@ _RATE_S: Final = 60
 
 async def _limits(app: App) -> list[LimitInfo]:
     """Return the limits. Those with permits in use or with waiting tasks come first, with their holders."""
-    listed = await app.alimits()
+    access = database_of(app)
+    listed = await access.arun(ask(list_limits(most_lines=_MOST_KEYS)))
     busy = [limit for limit in listed if limit.held or limit.waiting]
     busy.sort(key=lambda limit: (-limit.waiting, -limit.held, limit.name))
-    detailed = [await app.alimit_info(limit.name) for limit in busy[:_MOST_DETAILED]]
+    detailed = await asyncio.gather(*(_detailed(access, limit) for limit in busy[:_MOST_DETAILED]))
     names = {limit.name for limit in detailed}
     return [*detailed, *(limit for limit in listed if limit.name not in names)]
+
+
+async def _detailed(access: DatabaseAccess, limit: LimitInfo) -> LimitInfo:
+    """Return the limit with its keys in use and the holders of its permits."""
+    in_use = await access.arun(ask(list_gates(limit.name, most_lines=_MOST_KEYS)))
+    holders = await access.arun(ask(list_holders(limit.name)))
+    return structs.replace(limit, in_use=tuple(in_use), holders=tuple(holders))
 
 
 def _rows(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -17,7 +16,7 @@ from everbeat.domain.schedule.timing import describe
 from everbeat.errors import ConfigurationError
 from everbeat.errors.wording import amount
 from everbeat.store.plan import ask
-from everbeat.store.schedules import list_live_runs
+from everbeat.store.schedules import list_latest_ticks, list_live_runs
 from everbeat.web.filters import page_size
 from everbeat.web.hiding import HIDDEN
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
@@ -63,8 +62,7 @@ async def show(visit: Visit) -> PageResult:
 
 async def _ticks_of(visit: Visit, schedules: Sequence[ScheduleInfo]) -> dict[str, list[TickInfo]]:
     names = [each.name for each in schedules]
-    found = await asyncio.gather(*(visit.app.alist_ticks(name, limit=_MARKS) for name in names))
-    return dict(zip(names, found, strict=True))
+    return await database_of(visit.app).arun(ask(list_latest_ticks(names, limit=_MARKS)))
 
 
 def _shown(visit: Visit, found: ScheduleInfo) -> ScheduleInfo:

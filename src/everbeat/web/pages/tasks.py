@@ -8,6 +8,9 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
+from everbeat.client.database_access import database_of
+from everbeat.client.failures import failure_page
+from everbeat.client.inspection import task_page
 from everbeat.domain.bulk_actions import BulkVerb
 from everbeat.domain.documents import task_document
 from everbeat.domain.inspection import FailureGroup, FailurePage, TaskPage, TaskSummary
@@ -15,11 +18,14 @@ from everbeat.domain.task.gathering import awaited
 from everbeat.domain.task.questions import is_answer
 from everbeat.domain.task.states import OVERDUE_MS, TaskState, VirtualState
 from everbeat.errors.wording import amount
-from everbeat.web.filters import LABELS, STATES, ListFilters, page_size
+from everbeat.web.filters import LABELS, MOST_EXAMINED, STATES, ListFilters, page_size
 from everbeat.web.page import Page, PageResult, Visit
 from everbeat.web.refusals import RequestRefused
 from everbeat.web.rights import Role
 
+_MOST_GROUPS: Final = 20
+_MOST_GROUPED: Final = 3_000
+"""How many failures are grouped. Their errors are large."""
 _FAILED: Final = frozenset({TaskState.FAILED, TaskState.EXPIRED})
 _TABS: Final = (
     ("", "All"),
@@ -116,7 +122,8 @@ async def _listed(visit: Visit, filters: ListFilters) -> Page:
     limit, before = page_size(form), form.get("before")
     is_of_failures = bool(filters.states) and _FAILED.issuperset(filters.states)
     order = form.get("order") or ("happened" if is_of_failures else "sent")
-    listing = visit.app.alist_tasks(order=order, before=before, limit=limit, **filters.task_filters())  # type: ignore[arg-type]
+    plan = task_page(order=order, before=before, limit=limit, most=MOST_EXAMINED, **filters.task_filters())  # type: ignore[arg-type]
+    listing = database_of(visit.app).arun(plan)
     readings: dict[str, tuple[str, Any, Any]] = {"tasks": ("The list of tasks", listing, None)}
     if is_of_failures and before is None:
         readings["groups"] = ("The groups by error", _groups(visit, filters), None)
@@ -155,9 +162,16 @@ async def _listed(visit: Visit, filters: ListFilters) -> Page:
 
 def _groups(visit: Visit, filters: ListFilters) -> Any:
     given = filters.task_filters()
-    return visit.app.afailures(
-        name=given.get("name"), queue=given.get("queue"), since=given.get("since"), limit=20
+    plan = failure_page(
+        given.get("name"),
+        given.get("queue"),
+        given.get("since"),
+        None,
+        None,
+        _MOST_GROUPS,
+        most=_MOST_GROUPED,
     )
+    return database_of(visit.app).arun(plan)
 
 
 def _by_size(groups: FailurePage) -> list[FailureGroup]:

@@ -10,6 +10,8 @@ from typing import Any, Final
 from markupsafe import Markup
 from msgspec import Struct, structs
 
+from everbeat.client.database_access import database_of
+from everbeat.client.inspection import workflow_page
 from everbeat.client.workflow.handle import WorkflowHandle
 from everbeat.domain.documents import listed_workflow_document, workflow_document
 from everbeat.domain.drawing.diagrams import svg
@@ -17,7 +19,7 @@ from everbeat.domain.drawing.picture import picture, tally
 from everbeat.domain.explain.reasons import WorkflowExplanation
 from everbeat.domain.workflow.states import NodeInfo, WorkflowInfo, WorkflowState
 from everbeat.errors.wording import amount
-from everbeat.web.filters import ListFilters, page_size, to_uuid
+from everbeat.web.filters import MOST_EXAMINED, ListFilters, page_size, to_uuid
 from everbeat.web.hiding import blanked, concealed
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.reasons import lead_of, shown_reasons
@@ -47,7 +49,8 @@ async def show(visit: Visit) -> PageResult:
         for name in ("name", "key", "parent", "since", "until", "labels")
         if given.get(name)
     }
-    listing = visit.app.alist_workflows(limit=limit, state=state, **filters)
+    plan = workflow_page(limit=limit, most=MOST_EXAMINED, state=state, **filters)
+    listing = database_of(visit.app).arun(plan)
     found = await visit.part("The workflows", listing, None)
     shown = [_shown(each, hides=visit.hiding.has_rules) for each in found or ()]
     data = {"workflows": None if found is None else [listed_workflow_document(each) for each in shown]}
@@ -58,6 +61,7 @@ async def show(visit: Visit) -> PageResult:
         "given": {name: visit.query.get(name) for name in ("name", "key", "label", "since")},
         "is_full": len(shown) == limit,
         "limit": limit,
+        "examined": MOST_EXAMINED if (filters or state) and len(shown) < limit else None,
     }
     says = _sentence(found, filtered=bool(filters or state), limit=limit)
     return Page(
