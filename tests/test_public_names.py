@@ -24,8 +24,10 @@ PLACES = (
     "everbeat.errors",
     "everbeat.inspection",
     "everbeat.logging",
+    "everbeat.metrics",
     "everbeat.middleware",
     "everbeat.recovery",
+    "everbeat.sentry",
     "everbeat.workflows",
 )
 """The public modules beside the top level."""

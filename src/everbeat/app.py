@@ -14,6 +14,7 @@ from everbeat.assembly.app_definition import (
     AppDefinition,
     distinct_queues,
     locator_of,
+    meters_of,
     misplaced_setting,
     modules_of,
     nats_of,
@@ -48,6 +49,7 @@ from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig, WorkerSet
 from everbeat.domain.inspection import SweepResult
 from everbeat.domain.labels import Labels
 from everbeat.domain.limit.options import Limit
+from everbeat.domain.metrics.meters import Meters
 from everbeat.domain.settings.checks import exception_codes as checked_codes
 from everbeat.domain.settings.checks import one_of, public, reporting_wrong_calls, switch_or
 from everbeat.domain.settings.settings import make_or_gather, refused
@@ -62,6 +64,7 @@ from everbeat.domain.task.uniqueness import OnDuplicate, UniqueFor
 from everbeat.domain.tracing.model import Tracer
 from everbeat.errors.wording import amount
 from everbeat.nats.options import NatsConfig
+from everbeat.runtime.task_links import dashboard_url_of
 from everbeat.store.address import NOWHERE, AutoMigrate, DatabaseAddress
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.patience import DEFAULT_PATIENCE_S
@@ -97,6 +100,8 @@ class App(
     `payload_limit`: the maximum JSON size of a task's arguments, and of its result.
     `patience`: how long a call waits for a database that does not respond.
     `tracing`: one or more tracers, such as `everbeat.tracing.OpenTelemetry()`. If None, nothing is traced.
+    `metrics`: a recorder such as `everbeat.metrics.OpenTelemetryMetrics()`. If None, no library of metrics is called.
+    `dashboard_url`: the address of the dashboard, for links in logs and errors. If None, EVERBEAT_DASHBOARD_URL applies.
     `retry`: the retry policy of tasks that are registered without `retry`. A task with `retry=None` never retries.
 
     Raises WrongDatabaseURL or ConfigurationError if an argument is invalid.
@@ -123,6 +128,8 @@ class App(
         payload_limit: str | int = DEFAULT_LIMIT,
         patience: Duration = "5s",
         tracing: Tracer | Sequence[Tracer] | None = None,
+        metrics: Meters | None = None,
+        dashboard_url: str | None = None,
         name: str | None = None,
     ) -> None:
         self.recovery = settings_or_default(recovery, RecoveryConfig, subject="App.recovery")
@@ -151,8 +158,12 @@ class App(
         patience_s = make_or_gather(
             lambda: call_patience(patience, subject="App.patience"), otherwise=DEFAULT_PATIENCE_S
         )
+        self.dashboard_url: str | None = make_or_gather(
+            lambda: dashboard_url_of(dashboard_url, environment=os.environ), otherwise=None
+        )
         self._workers_in_process: WeakSet[InProcessWorker] = WeakSet()
         self._tracing = make_or_gather(lambda: tracing_of(tracing), otherwise=None)
+        self._meters = make_or_gather(lambda: meters_of(metrics), otherwise=None)
         self._hooks = HookRegistry(self._tracing)
         self._surroundings = Surroundings(self._tracing)
         self._alive_within_ms = self.recovery.claimed_stale_threshold_ms
@@ -180,6 +191,7 @@ class App(
             queues=self.queue_configs,
             limits=LimitBook.of(limits, self.queue_configs),
             tracing=self._tracing,
+            meters=self._meters,
         )
 
     def __repr__(self) -> str:
@@ -451,6 +463,9 @@ def definition_of(
         middleware=app._surroundings.middleware,
         resources=app._surroundings.resources,
         failure_handlers=app._registry.failure_handlers(),
+        sent=app._sender.sent,
+        dashboard_url=app.dashboard_url,
+        meters=app._meters,
         schedules=app._schedules.declared(app.name if app._has_name else owner_of(app, app._module)),
     )
 

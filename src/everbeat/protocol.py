@@ -20,7 +20,7 @@ from everbeat.domain.recovery.hooks import (
     SweepSummary,
 )
 from everbeat.domain.schedule.model import Declared
-from everbeat.domain.series import RateCounts
+from everbeat.domain.series import EventCounts, RateCounts
 from everbeat.domain.task.captured_log import LogLine
 from everbeat.domain.task.context_backend import EmittedItem, StepAnswer, StepQuestion
 from everbeat.domain.tracing.model import TracedAttempt
@@ -143,6 +143,7 @@ class Hello(ProcessMessage, frozen=True):
     executors: dict[str, Any] = msgspec.field(default_factory=dict)
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
     schedules: Declared | None = None
+    dashboard_url: str | None = None
 
     def __repr__(self) -> str:
         return f"Hello(schema={self.schema!r}, queues={self.queues!r})"  # the URL can contain a password
@@ -169,7 +170,7 @@ class Tick(ProcessMessage, frozen=True):
     `cut_off_s`: for how many seconds an outcome has been waiting without any reply from the database.
     `leftover`: the number of attempts that are over although their code is still running in this process.
     `messages`: the state of the message transport.
-    `rates`: the events of attempts since the previous `Tick`.
+    `rates`: the events of attempts since the previous `Tick`. `events`: other events since then, or None if there were none.
     """
 
     running: int
@@ -182,6 +183,7 @@ class Tick(ProcessMessage, frozen=True):
     leftover: int = 0
     messages: dict[str, Any] | None = None
     rates: list[RateCounts] = []
+    events: EventCounts | None = None
 
 
 class Refused(ProcessMessage, frozen=True):

@@ -9,7 +9,7 @@ from importlib.metadata import packages_distributions
 
 from tests.architecture.source_tree import PACKAGE, ROOT, modules, nodes
 
-EXTRAS = {"nats/": "nats", "otel/": "otel", "web/": "web"}
+EXTRAS = {"nats/": "nats", "otel/": "otel", "sentry/": "sentry", "web/": "web"}
 """The code below these folders runs only where the extra is installed."""
 
 

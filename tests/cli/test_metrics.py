@@ -10,13 +10,16 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import asdict
 
 from everbeat import App
 from everbeat.cli.metrics import ClusterMetrics
 from everbeat.domain.limit.model import LimitDefinition
 from everbeat.domain.metrics import names
 from everbeat.domain.metrics.text import CONTENT_TYPE
+from everbeat.domain.series import RateCounter
 from everbeat.store import series
+from everbeat.store.inspection import read_clock
 from everbeat.store.limits import declare_limits
 from everbeat.store.target import Target
 from tests.cli.conftest import Command
@@ -55,6 +58,7 @@ def test_an_empty_cluster_has_explicit_zeros(everbeat: Command, db: StoreHarness
     )  # fmt: skip
     assert [value(found, each.name) for each in zeros] == [0] * len(zeros)
     assert value(found, "everbeat_oldest_due_seconds", queue="default") == 0
+    assert value(found, "everbeat_slots_wanted", queue="default") == 0
     assert value(found, "everbeat_queue_paused", queue="default") == 0
     assert value(found, "everbeat_table_dead_rows", table="tasks") >= 0
     (info,) = found["everbeat_build_info"]
@@ -149,3 +153,28 @@ def test_a_scrape_fails_while_the_database_is_away() -> None:
         away.close()
     assert answer.status == 503
     assert "127.0.0.1" in answer.body
+
+
+def test_the_slots_wanted_follow_from_due_tasks_and_the_run_time_of_the_last_minutes(
+    everbeat: Command, db: StoreHarness, app: App
+) -> None:
+    def wanted(queue: str) -> float:
+        return value(samples(everbeat("metrics").assert_code(0).out), "everbeat_slots_wanted", queue=queue)
+
+    for _ in range(4):
+        db.send(queue="films")
+    assert wanted("films") == 1, "the run time is unknown"
+    counter = RateCounter()
+    counter.ended("films", "render", "completed", run_s=40.0)
+    counter.ended("films", "render", "retried", run_s=20.0)
+    now = db.run(read_clock()).replace(second=0, microsecond=0)
+    rows = [{"at": now, **asdict(each)} for each in counter.take()]
+    db.run(series.write_rates(rows, supervisor="s1"))
+    assert wanted("films") == 2, "four tasks of 30 s in a minute"
+    db.supervisor("s1", "w1")
+    assert len(db.claim(starts=4, queues=("films",))) == 4
+    assert wanted("films") == 4, "those in use"
+    db.send(queue="films")
+    assert wanted("films") == 5
+    app.pause_all(reason="an incident")
+    assert wanted("films") == 4, "no due task starts in a paused queue"

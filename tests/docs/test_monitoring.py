@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from everbeat.domain.metrics import names
 from everbeat.domain.metrics.names import Metric
@@ -18,6 +19,7 @@ from everbeat.domain.metrics.names import Metric
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "monitoring" / "everbeat-alerts.yml"
 BOARD = ROOT / "monitoring" / "everbeat-board.json"
+KEDA = ROOT / "monitoring" / "everbeat-keda.yml"
 PAGE = ROOT / "docs" / "metrics.md"
 METRICS = [each for each in vars(names).values() if isinstance(each, Metric)]
 SERIES = {each.name: each for each in METRICS if each.kind != "histogram"} | {
@@ -56,14 +58,15 @@ def accepts(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("place", ["rules", "board"])
+def keda_queries() -> list[str]:
+    return re.findall(r"query: (.+)", KEDA.read_text())
+
+
+@pytest.mark.parametrize("place", ["rules", "board", "keda"])
 def test_every_series_and_label_of_the_rules_and_the_board_exists(place: str) -> None:  # O5
-    expressions = (
-        [*board_expressions()]
-        if place == "board"
-        else re.findall(r"expr: (.+(?:\n {10,}.+)*)", RULES.read_text())
-    )
-    assert len(expressions) > 15
+    rules = re.findall(r"expr: (.+(?:\n {10,}.+)*)", RULES.read_text())
+    expressions = {"board": [*board_expressions()], "rules": rules, "keda": keda_queries()}[place]
+    assert len(expressions) > (1 if place == "keda" else 15)
     for expression in expressions:
         used = _SERIES.findall(expression)
         assert used, expression
@@ -86,6 +89,24 @@ def test_prometheus_accepts_the_rules_and_the_expressions_of_the_board(tmp_path:
     ]
     (tmp_path / "board.yml").write_text(json.dumps({"groups": [{"name": "board", "rules": rules}]}))
     assert f"SUCCESS: {len(rules)} rules" in accepts(tmp_path, "check", "rules", "board.yml")
+
+
+def test_the_example_for_keda_is_a_scaled_object_whose_queries_prometheus_accepts(tmp_path: Path) -> None:
+    (document,) = yaml.safe_load_all(KEDA.read_text())
+    assert (document["apiVersion"], document["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    spec = document["spec"]
+    assert 0 <= spec["minReplicaCount"] < spec["maxReplicaCount"]
+    assert spec["scaleTargetRef"]["name"]
+    queries = [each["metadata"]["query"] for each in spec["triggers"]]
+    assert queries == keda_queries()
+    for each in spec["triggers"]:
+        assert each["type"] == "prometheus"
+        assert each["metadata"].keys() == {"serverAddress", "query", "threshold"}
+        assert float(each["metadata"]["threshold"]) > 0, "a text, as KEDA requires"
+        assert isinstance(each["metadata"]["threshold"], str)
+    rules = [{"record": f"keda:{number}", "expr": query} for number, query in enumerate(queries)]
+    (tmp_path / "keda.yml").write_text(json.dumps({"groups": [{"name": "keda", "rules": rules}]}))
+    assert "SUCCESS: 2 rules" in accepts(tmp_path, "check", "rules", "keda.yml")
 
 
 def test_prometheus_fires_on_overdue_leases_and_waiting_tasks_but_not_on_a_paused_queue(

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import re
 from operator import add
+from uuid import UUID
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from everbeat.domain.metrics import names
+from everbeat.domain.metrics.demand import slots_wanted
+from everbeat.domain.metrics.events import MOST_RECENT, EventTotals
 from everbeat.domain.metrics.names import Metric
 from everbeat.domain.metrics.text import OTHER, Histogram, MetricsText, bounded
+from everbeat.domain.series import EventCounts, RecoveredLease
 
 ALL = [each for each in vars(names).values() if isinstance(each, Metric)]
 HOSTILE = 'a"b\\c\nd\x1b[31m{e="f"} 1\u202e'
@@ -31,7 +35,7 @@ def test_prometheus_reads_values_labels_and_types() -> None:
     found.add(names.TASKS, {("mail", "due"): 3, ("mail", "running"): 0})
     found.add(names.OLDEST_DUE_SECONDS, {("mail",): 1.25})
     found.add(names.LEASES_OVERDUE, 0)
-    found.add(names.RECOVERIES, {("RUNNING", "child_exit", "retry"): 7})
+    found.add(names.RECOVERIES, {("mail", "RUNNING", "child_exit", "retry"): 7})
     read = samples(found.text())
     assert read["everbeat_tasks"] == {
         (("queue", "mail"), ("state", "due")): 3,
@@ -79,6 +83,12 @@ def test_names_beyond_the_limit_are_joined_as_other() -> None:
     assert found[OTHER, "due"] == 100
     assert found[OTHER, "running"] == 5
     assert sum(found.values()) == sum(given.values())
+    pairs = {("mail", "a"): 1, ("mail", "b"): 2, ("films", "c"): 4}
+    assert bounded(pairs, add, most=1, label=1) == {
+        ("mail", "a"): 1,
+        ("mail", OTHER): 2,
+        ("films", OTHER): 4,
+    }
     assert bounded({("a",): 1.0, ("b",): 3.0, ("c",): 2.0}, max, most=1) == {("a",): 1.0, (OTHER,): 3.0}
 
 
@@ -104,3 +114,31 @@ def test_each_metric_keeps_the_naming_rules_of_prometheus(metric: Metric) -> Non
 
 def test_no_two_metrics_have_the_same_name() -> None:
     assert len({each.family for each in ALL}) == len(ALL) > 20
+
+
+@pytest.mark.parametrize(
+    ("due", "held", "run_s", "wanted"),
+    [
+        (0, 0, 5.0, 0),
+        (0, 3, 5.0, 3),
+        (1, 0, 0.001, 1),
+        (120, 2, 30.0, 62),
+        (10_000, 0, 0.06, 10),
+        (50, 0, None, 1),
+        (50, 4, None, 5),
+    ],
+)
+def test_the_wanted_slots_start_all_due_tasks_within_a_minute(
+    due: int, held: int, run_s: float | None, wanted: int
+) -> None:
+    assert slots_wanted(due=due, held=held, run_s=run_s) == wanted
+    assert slots_wanted(due=due, held=held, run_s=run_s, is_paused=True) == held
+
+
+def test_a_tree_that_recovers_many_tasks_remembers_few_of_them() -> None:
+    totals = EventTotals()
+    lease = RecoveredLease(UUID(int=1), 1, "mail", "send", "RUNNING", "age", "retry", 2.0, False)
+    totals.add(EventCounts(recovered=[lease] * 2_000))
+    assert totals.recoveries == {("mail", "RUNNING", "age", "retry"): 2_000}
+    assert len(totals.recent) == MOST_RECENT
+    assert not totals.poisoned

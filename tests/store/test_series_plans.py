@@ -88,6 +88,11 @@ def test_a_roll_up_reads_only_rows_that_are_not_added_up(loaded: StoreHarness) -
     assert pages(loaded, statement) <= 1_000, "the entries of deleted rows stay in the index until a vacuum"
 
 
+def test_a_look_for_reruns_reads_only_the_recovered_tasks(loaded: StoreHarness) -> None:
+    ids = loaded.connection.execute(loaded.plain("select id from {schema}.tasks limit 100")).fetchall()
+    assert pages(loaded, inspection.reruns([(task_id, 1) for (task_id,) in ids])) <= 100 * 20
+
+
 def test_an_hour_of_rates_reads_no_older_rows(loaded: StoreHarness) -> None:
     now = datetime.now(UTC)
     hour = series.rates(since=now - timedelta(hours=1), until=now, bucket_s=60, by_queue=True)

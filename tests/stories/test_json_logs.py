@@ -22,6 +22,7 @@ pytestmark = pytest.mark.story
 
 ALWAYS = {"time", "level", "logger", "message", "pid"}
 TASK_FIELDS = {"task_id", "task_name", "attempt", "worker_id"}
+DASHBOARD = "https://ops.example.com/everbeat"
 JSON = ("--log-format", "json", "--log-level", "debug")
 
 
@@ -59,8 +60,9 @@ def is_gone(pid: int) -> bool:
 
 
 def test_every_log_line_is_json_through_failures_deaths_stalls_and_a_stop(
-    scenario: Scenario, talkative: ModuleType
+    scenario: Scenario, talkative: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # J10
+    monkeypatch.setenv("EVERBEAT_DASHBOARD_URL", DASHBOARD)
     tree = scenario.ready_tree(program="talkative", recovery=FAST, options=JSON)
     (worker,) = scenario.workers(tree)
     for task in (talkative.talk, talkative.stall, talkative.die):
@@ -84,7 +86,7 @@ def test_every_log_line_is_json_through_failures_deaths_stalls_and_a_stop(
     assert failure["exception"].endswith("ValueError: two\nlines")
     (said,) = matching(tree, logger="shop")
     assert said["message"] == "several\nlines \x1b[31m \u202e \x7f"
-    assert (said["fields"].keys() - {"order"}, said["fields"]["order"]) == (TASK_FIELDS, 5)
+    assert (said["fields"].keys() - {"order"}, said["fields"]["order"]) == (TASK_FIELDS | {"task_url"}, 5)
     assert (said["fields"]["task_name"], said["fields"]["attempt"]) == ("talk", 1)
     assert "\x7f" not in tree.output()
     assert "this is\nold" in matching(tree, logger="py.warnings")[0]["message"]
@@ -104,6 +106,10 @@ def test_every_log_line_is_json_through_failures_deaths_stalls_and_a_stop(
     assert stacks["pid"] not in (tree.pid, worker["pid"])
     (death,) = [each for each in matching(tree, event="worker_exited") if not each["fields"]["in_order"]]
     assert (death["fields"]["pid"], death["pid"]) == (worker["pid"], tree.pid)
+    recovered = [each for each in matching(tree, event="task_recovered") if each["pid"] == tree.pid]
+    assert recovered, "the supervisor has recovered the task whose worker process died"
+    for each in [said, failure, *recovered]:
+        assert each["fields"]["task_url"] == f"{DASHBOARD}/tasks/{each['fields']['task_id']}"
     assert matching(tree, event="stop_asked")[0]["fields"] == {"times": 1}
     assert matching(tree, event="worker_drained")
     assert len(helpers) == 1
@@ -111,8 +117,9 @@ def test_every_log_line_is_json_through_failures_deaths_stalls_and_a_stop(
 
 
 def test_each_line_of_user_code_names_its_task_on_the_loop_in_a_thread_and_in_a_task_process(
-    scenario: Scenario, talkative: ModuleType
+    scenario: Scenario, talkative: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # O8
+    monkeypatch.setenv("EVERBEAT_DASHBOARD_URL", DASHBOARD)
     tree = scenario.ready_tree(program="talkative", options=JSON)
     (worker,) = scenario.workers(tree)
     sent = {
@@ -135,6 +142,7 @@ def test_each_line_of_user_code_names_its_task_on_the_loop_in_a_thread_and_in_a_
             "task_name": word.split()[0],
             "attempt": 1,
             "worker_id": worker["id"],
+            "task_url": f"{DASHBOARD}/tasks/{handle.id}",
         }
         is_apart = word.startswith("say_apart")
         assert (said[word]["pid"] == worker["pid"]) is not is_apart

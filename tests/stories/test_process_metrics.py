@@ -13,7 +13,7 @@ import pytest
 from everbeat import __version__
 from everbeat.domain.metrics.text import CONTENT_TYPE
 from tests.domain.test_metrics import samples
-from tests.stories.scenario import FAST, Scenario, Tree
+from tests.stories.scenario import FAST, Scenario, Tree, program_of
 from tests.stories.test_probes import free_port
 
 pytestmark = pytest.mark.story
@@ -30,10 +30,13 @@ def value(found: Found, name: str, **labels: str) -> float:
 class Scraped:
     """A tree whose metrics are read over HTTP."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, *, program: str = "sample_tasks") -> None:
         self.port = free_port()
         self.tree: Tree = scenario.ready_tree(
-            recovery=FAST, worker={"async_concurrency": 4}, options=("--probe", f"127.0.0.1:{self.port}")
+            program=program,
+            recovery=FAST,
+            worker={"async_concurrency": 4},
+            options=("--probe", f"127.0.0.1:{self.port}"),
         )
 
     def read(self) -> Found:
@@ -48,9 +51,22 @@ def test_the_metrics_of_a_supervisor_equal_what_happened_in_its_processes(
     scraped = Scraped(scenario)
     before = scraped.read()
     assert (
-        value(before, "everbeat_recoveries_total", was="RUNNING", noticed_by="child_exit", action="retry")
+        value(
+            before,
+            "everbeat_recoveries_total",
+            queue="default",
+            was="RUNNING",
+            noticed_by="child_exit",
+            action="retry",
+        )
         == 0
     )
+    assert [
+        value(before, "everbeat_late_writes_refused_total", verb=verb)
+        for verb in ("start", "store", "settle")
+    ] == [0, 0, 0]
+    assert value(before, "everbeat_rerun_seconds_count", noticed_by="session") == 0
+    assert value(before, "everbeat_schedule_late_seconds_count") == 0
     assert value(before, "everbeat_process_exits_total", in_order="false") == 0
     assert value(before, "everbeat_schedule_ticks_total", outcome="missed") == 0
     assert value(before, "everbeat_database_up") == 1
@@ -112,6 +128,7 @@ def test_the_metrics_of_a_supervisor_equal_what_happened_in_its_processes(
         value(
             found,
             "everbeat_recoveries_total",
+            queue="default",
             was="RUNNING",
             noticed_by="child_exit",
             action=recovery["action"],
@@ -121,6 +138,16 @@ def test_the_metrics_of_a_supervisor_equal_what_happened_in_its_processes(
     assert sum(found["everbeat_recoveries_total"].values()) == 1
     assert value(found, "everbeat_notice_seconds_count", noticed_by="child_exit") == 1
     assert value(found, "everbeat_notice_seconds_sum", noticed_by="child_exit") < 3
+    assert value(found, "everbeat_poisoned_total", task="wait_for_on_crash") == 0
+    scenario.until(
+        lambda: value(scraped.read(), "everbeat_rerun_seconds_count", noticed_by="child_exit") == 1,
+        within=20,
+        what="the second run is noticed",
+    )
+    (_, second) = scenario.attempts(sent.id)
+    waited_s = (second["started_at"] - recovery["noticed_at"]).total_seconds()
+    rerun_s = value(scraped.read(), "everbeat_rerun_seconds_sum", noticed_by="child_exit")
+    assert rerun_s == pytest.approx(waited_s + recovery["noticed_after_ms"] / 1_000, abs=0.01)
     assert value(found, "everbeat_process_exits_total", in_order="false") == 1
     assert (
         value(found, "everbeat_processes", state="ready")
@@ -132,3 +159,40 @@ def test_the_metrics_of_a_supervisor_equal_what_happened_in_its_processes(
     )
     assert 1 <= value(found, "everbeat_beat_write_seconds_count") <= beat["seq"] + 1
     assert value(found, "everbeat_loop_lag_seconds") >= 0
+
+
+def test_the_sends_of_code_poisoned_tasks_and_late_ticks_are_counted(scenario: Scenario) -> None:  # O5
+    with program_of(scenario, "measured") as measured:
+        scraped = Scraped(scenario, program="measured")
+        fan_out, deadly = measured.fan_out.send(7), measured.deadly.send()
+        fan_out.result(timeout=30)
+        assert deadly.outcome(timeout=60).error.data["poison"] is True
+        sent = {"queue": "default", "task": "quick"}
+        scenario.until(
+            lambda: scraped.read()["everbeat_tasks_sent_total"].get(tuple(sorted(sent.items()))) == 7,
+            within=20,
+            what="the worker has reported the sends of its code",
+        )
+        scenario.until(
+            lambda: scraped.read()["everbeat_poisoned_total"].get((("task", "deadly"),)) == 1,
+            within=20,
+            what="the worker has reported the recoveries of its task processes",
+        )
+        found = scraped.read()
+        recovered = [
+            value(
+                found,
+                "everbeat_recoveries_total",
+                queue="default",
+                was="RUNNING",
+                noticed_by="child_exit",
+                action=action,
+            )
+            for action in ("retry", "fail")
+        ]
+        assert recovered == [1, 1]
+        assert len(scenario.recoveries(deadly.id)) == 2
+        ticks = value(found, "everbeat_schedule_ticks_total", outcome="sent")
+        assert value(found, "everbeat_schedule_late_seconds_count") == ticks > 0
+        assert 0 <= value(found, "everbeat_schedule_late_seconds_sum") < 5 * ticks
+        assert value(found, "everbeat_poisoned_total", task="quick") == 0

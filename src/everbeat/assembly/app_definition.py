@@ -12,6 +12,7 @@ from msgspec import Struct, field
 
 from everbeat.assembly.programs import program
 from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig
+from everbeat.domain.metrics.meters import GuardedMeters, Meters
 from everbeat.domain.recovery.hooks import HookSet
 from everbeat.domain.schedule.model import Declared
 from everbeat.domain.settings.checks import instance_of, optional, sequence_of
@@ -26,8 +27,10 @@ from everbeat.domain.tracing.model import Tracer
 from everbeat.domain.tracing.tracing import Tracing
 from everbeat.errors import ConfigurationError, WorkerError
 from everbeat.nats.options import NatsConfig
+from everbeat.runtime.installed_tracers import installed_tracers
 from everbeat.runtime.resources import ResourceSet
-from everbeat.runtime.tracing_log import log_tracer_failure
+from everbeat.runtime.sent_counter import SentCounter
+from everbeat.runtime.tracing_log import log_meters_failure, log_tracer_failure
 from everbeat.store.address import AutoMigrate, DatabaseAddress
 
 _PROGRAM: Final = "__main__"
@@ -39,7 +42,7 @@ class AppDefinition(Struct, frozen=True, kw_only=True):
     `locator` specifies where a new process finds the app. If None, a new process cannot find the app, so process tasks cannot run.
     `modules` are the other modules that register tasks; a new task process imports them too. A worker process does not need them,
     because it knows only the tasks that are registered when the app is imported. `schedules` are those that the app's code declares, or
-    None if it declares none. `failure_handlers` are those of the task functions, by the function's name.
+    None if it declares none. `failure_handlers` are those of the task functions, by the function's name. `sent` counts the sends of the app.
     """
 
     address: DatabaseAddress
@@ -59,6 +62,9 @@ class AppDefinition(Struct, frozen=True, kw_only=True):
     middleware: Middleware = Middleware()
     resources: ResourceSet = field(default_factory=ResourceSet)
     failure_handlers: Mapping[str, StoredHandler] = field(default_factory=dict)
+    sent: SentCounter = field(default_factory=SentCounter)
+    dashboard_url: str | None = None
+    meters: Meters | None = None
 
     def check(self) -> None:
         """Raise WorkerError if the app has no tasks, or has process tasks that a worker of the app cannot run."""
@@ -198,14 +204,28 @@ def nats_of(wake: str | NatsConfig | None, recovery: RecoveryConfig) -> NatsConf
 
 def tracing_of(given: Tracer | Sequence[Tracer] | None) -> Tracing | None:
     """Return the tracers of an app, or None without any. Raises ConfigurationError if one of them is not a tracer."""
-    if given is None:
-        return None
     fix = "pass everbeat.tracing.OpenTelemetry(), or an object of a class that inherits from everbeat.tracing.Tracer"
-    tracers = [given] if isinstance(given, Tracer) else given
+    tracers = [given] if isinstance(given, Tracer) else () if given is None else given
     if not isinstance(tracers, Sequence) or not all(isinstance(each, Tracer) for each in tracers):
         rule = f"must be a tracer or a sequence of tracers, not of type {type(given).__name__}"
         raise refused(given, subject="App.tracing", code="WRONG_TYPE", rule=rule, fix=fix)
+    tracers = [*tracers, *installed_tracers()]
     return Tracing(tracers, log_tracer_failure) if tracers else None
+
+
+def meters_of(given: Meters | None) -> Meters | None:
+    """Return the recorder of an app whose errors are logged, or None without one. Raises ConfigurationError if it is not a recorder."""
+    if given is None:
+        return None
+    if not isinstance(given, Meters):
+        raise refused(
+            given,
+            subject="App.metrics",
+            code="WRONG_TYPE",
+            rule=f"must be a recorder of metrics, not of type {type(given).__name__}",
+            fix="pass everbeat.metrics.OpenTelemetryMetrics(), or an object of a class that inherits from everbeat.metrics.Meters",
+        )
+    return GuardedMeters(given, log_meters_failure)
 
 
 def distinct_queues(queues: Sequence[QueueConfig]) -> tuple[QueueConfig, ...]:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from everbeat import assembly
 from everbeat.assembly.app_definition import AppDefinition
+from everbeat.domain.metrics.meters import MeteredRates
 from everbeat.domain.series import RateCounter
 from everbeat.hints import HintSource
 from everbeat.hints.postgres import PostgresHintSource
@@ -16,6 +17,7 @@ from everbeat.protocol import Hello, Welcome
 from everbeat.recovering.hooks import LocalHooks
 from everbeat.runtime.environment import ProcessEnvironment, logging_environment
 from everbeat.runtime.main_loop import leave
+from everbeat.runtime.task_links import link_tasks
 from everbeat.runtime.task_scope import end_process
 from everbeat.store.target import Target
 from everbeat.worker.attempt_recovery import AttemptRecovery
@@ -43,6 +45,8 @@ def plan_of(definition: AppDefinition, target: Target) -> WorkerPlan:
         middleware=definition.middleware,
         resources=definition.resources,
         failure_handlers=definition.failure_handlers,
+        sent=definition.sent,
+        meters=definition.meters,
     )
 
 
@@ -53,6 +57,7 @@ def prepare(definition: AppDefinition, *, is_replacement: bool = False) -> Prepa
     DatabaseError or NatsError if the database or NATS cannot be prepared.
     """
     definition.check()
+    link_tasks(definition.dashboard_url)
     opened = definition.address.open()
     try:
         opened.prepare(auto_migrate=definition.auto_migrate)
@@ -90,7 +95,7 @@ def make_worker(
 
         return PostgresHintSource(connect, plan.target.channel, ignores_ends=True, random=environment.random)
 
-    rates = RateCounter()
+    rates = RateCounter() if plan.meters is None else MeteredRates(plan.meters)
     return Worker(
         plan,
         welcome=welcome,
@@ -136,6 +141,7 @@ def run_worker_process(
 
 def run_task_process(sock: socket.socket, definition: AppDefinition) -> NoReturn:
     """Run attempts in this task process, one at a time, until the worker stops the process."""
+    link_tasks(definition.dashboard_url)
     run_attempts(
         sock,
         definitions=definition.definitions,
@@ -159,4 +165,5 @@ def hello_of(definition: AppDefinition, plan: WorkerPlan) -> Hello:
         executors=plan.executors(),
         parameters=plan.parameters(),
         schedules=plan.schedules,
+        dashboard_url=definition.dashboard_url,
     )

@@ -18,6 +18,7 @@ from msgspec.structs import asdict
 from everbeat.errors.wording import visible, visible_json
 from everbeat.runtime import log_pump
 from everbeat.runtime.events import Event, event_name
+from everbeat.runtime.task_links import task_url
 from everbeat.runtime.task_logging import TASK_FIELDS, TaskFilter, fields_of
 
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
@@ -54,6 +55,8 @@ class JsonFormatter(logging.Formatter):
             document["event"] = name
         fields = fields_of(record) | fields
         fields |= {key: value for key, value in vars(record).items() if key not in _OWN}
+        if "task_id" in fields and (url := task_url(fields["task_id"])) is not None:
+            fields["task_url"] = url
         if fields:
             document["fields"] = fields
         if record.exc_info:

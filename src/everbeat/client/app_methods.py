@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
+from operator import add
 from typing import Any, Final, TypeVar, overload
 from uuid import UUID, uuid4
 
@@ -18,6 +19,8 @@ from everbeat.client.workflow import operations as workflow_operations
 from everbeat.client.workflow.handle import WorkflowHandle
 from everbeat.domain.explain.reasons import Explanation
 from everbeat.domain.inspection import CancelResult, Pause, PauseKind, QuietTree, SupervisorInfo, TaskInfo
+from everbeat.domain.metrics import names
+from everbeat.domain.metrics.text import MetricsText, bounded
 from everbeat.domain.settings.checks import (
     queue_name,
     remark,
@@ -62,6 +65,20 @@ class TaskMethods(QuestionMethods):
             return Handle(known, name=None, operations=self._operations)
         decode: Callable[[str], Any] = task._definition.codec.decode_result
         return Handle(known, name=task.name, operations=self._operations, decode=decode)
+
+    def metrics_text(self) -> str:
+        """Return the metrics of this process in the text format of Prometheus: the tasks that this app has sent here.
+
+        Serve the text at a path of a program without workers. Nodes of workflows and ticks of schedules are not counted. A send in a
+        transaction of your own counts even if it is rolled back.
+
+        return Response(app.metrics_text(), media_type="text/plain; version=0.0.4")
+        """
+        found = MetricsText()
+        none = {(each.options.queue, each.name): 0 for each in self._registry.values()}
+        sent = none | self._sender.sent.totals()
+        found.add(names.TASKS_SENT, bounded(bounded(sent, add, label=1), add))
+        return found.text()
 
     def on_failure(self, handler: HandlerT, /) -> HandlerT:
         """Make a task the failure handler of all tasks that are registered without `on_failure`. Use this method as a decorator.

@@ -257,7 +257,8 @@ class Batch(DatabaseMethods):
                     fix="leave with_options(connection=...) out.",
                 )
         new = yield from self._sender.new_tasks(calls)
-        return (yield from traced(self._sender.tracing, new, partial(self._sent_new, calls)))
+        sender, store = self._sender, partial(self._sent_new, calls)
+        return (yield from traced(sender.tracing, new, store, meters=sender.meters))
 
     def _sent_new(self, calls: list[Call[R]], new: Sequence[NewTask]) -> Plan[list[Handle[R]]]:
         sent = batches.SentToBatch([], None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 from operator import add
 from typing import Final
 from uuid import UUID
@@ -18,6 +19,7 @@ from everbeat.domain.explain.reasons import SilenceRules
 from everbeat.domain.inspection import Pause, SupervisorInfo, WorkerInfo
 from everbeat.domain.limit.inspection import LimitInfo
 from everbeat.domain.metrics import names
+from everbeat.domain.metrics.demand import RUNS_OF_S, mean_run_s, slots_wanted
 from everbeat.domain.metrics.text import MetricsText, bounded
 from everbeat.domain.schedule.inspection import ScheduleInfo
 from everbeat.domain.series import DepthBucket
@@ -57,8 +59,11 @@ def cluster_metrics(
     _, served = yield from ask(diagnosis.known_names(stale_ms=stale_ms))
     paused_queues = {each.name for each in pauses if each.kind == "queue"}
     depths = yield from queue_depths()
-    _add_queues(found, depths, known={*known_queues, *served, *paused_queues}, pauses=pauses)
     now = yield from ask(inspection.read_clock())
+    since = now - timedelta(seconds=RUNS_OF_S)
+    buckets = yield from ask(series.rates(since=since, until=now, bucket_s=round(RUNS_OF_S), by_queue=True))
+    known = {*known_queues, *served, *paused_queues}
+    _add_queues(found, depths, known=known, pauses=pauses, run_s=mean_run_s(buckets))
     trees = yield from ask(inspection.supervisors(stale_ms=stale_ms, ended_too=False, limit=MOST_PROCESSES))
     workers = yield from ask(inspection.workers(stale_ms=stale_ms, ended_too=False, limit=MOST_PROCESSES))
     _add_processes(found, trees, workers, now_s=now.timestamp())
@@ -118,7 +123,12 @@ def queue_depths() -> Plan[Sequence[DepthBucket]]:
 
 
 def _add_queues(
-    found: MetricsText, depths: Sequence[DepthBucket], *, known: Collection[str], pauses: Sequence[Pause]
+    found: MetricsText,
+    depths: Sequence[DepthBucket],
+    *,
+    known: Collection[str],
+    pauses: Sequence[Pause],
+    run_s: Mapping[str, float],
 ) -> None:
     by_queue = {each.queue: each for each in depths}
     queues = sorted({"default", *known, *by_queue})
@@ -134,6 +144,16 @@ def _add_queues(
     is_all = any(kind == _ALL for kind, _ in paused)
     flags = {(queue,): float(is_all or ("queue", queue) in paused) for queue in queues}
     found.add(names.QUEUE_PAUSED, bounded(flags, max))
+    wanted = {
+        (queue,): slots_wanted(
+            due=by_queue[queue].due if queue in by_queue else 0,
+            held=by_queue[queue].claimed + by_queue[queue].running if queue in by_queue else 0,
+            run_s=run_s.get(queue),
+            is_paused=bool(flags[(queue,)]),
+        )
+        for queue in queues
+    }
+    found.add(names.SLOTS_WANTED, bounded(wanted, add))
     found.add(
         names.TASK_PAUSED, bounded({(name,): 1.0 for kind, name in sorted(paused) if kind == "task"}, max)
     )

@@ -28,6 +28,7 @@ from everbeat.client.unique_sending import key_moves, require_key, require_plain
 from everbeat.config import QueueConfig
 from everbeat.domain.labels import encode_labels
 from everbeat.domain.limit.model import NO_GATES, limit_of
+from everbeat.domain.metrics.meters import Meters
 from everbeat.domain.plan import aperform, perform
 from everbeat.domain.schedule.model import ScheduledCall
 from everbeat.domain.settings.settings import refused, shown
@@ -41,6 +42,7 @@ from everbeat.domain.workflow.graph import TaskSpec
 from everbeat.errors import LimitFull, PayloadError
 from everbeat.errors.wording import nearest
 from everbeat.runtime.clock import SystemClock
+from everbeat.runtime.sent_counter import SentCounter
 from everbeat.store.plan import Plan, ask
 from everbeat.store.statement import integers, texts
 from everbeat.store.tasks import KEY_TRIES, FullGate, NewTask, insert_tasks, send_task, send_unless_full
@@ -144,13 +146,15 @@ class CallSender:
         queues: Sequence[QueueConfig] = (),
         limits: LimitBook | None = None,
         tracing: Tracing | None = None,
+        meters: Meters | None = None,
     ) -> None:
         self.limits = LimitBook() if limits is None else limits
         self.declarations = LimitDeclarations(operations.database, self.limits)
         self.handlers = FailureHandlers(self._node_spec)
         self.payload_limit = operations.payload_limit
         self.around_send: list[AroundSend] = []
-        self.tracing = tracing
+        self.tracing, self.meters = tracing, meters
+        self.sent = SentCounter()
         self._operations = operations
         self._database = operations.database
         self._ids = TaskIds(SystemClock())
@@ -341,7 +345,8 @@ class CallSender:
         return outgoing(call, self.around_send) if self.around_send else call
 
     def _send(self, call: Call[R]) -> Plan[Handle[R]]:
-        return (yield from traced(self.tracing, [self._new_task(call)], partial(self._send_new, call)))
+        new, store = [self._new_task(call)], partial(self._send_new, call)
+        return (yield from traced(self.tracing, new, store, meters=self.meters))
 
     def _send_new(self, call: Call[R], new: Sequence[NewTask]) -> Plan[Handle[R]]:
         (task,) = new
@@ -389,7 +394,8 @@ class CallSender:
         if not calls:
             return []
         new = yield from self.new_tasks(calls, is_joined=is_joined)
-        return (yield from traced(self.tracing, new, partial(self._send_all_new, calls, is_joined)))
+        store = partial(self._send_all_new, calls, is_joined)
+        return (yield from traced(self.tracing, new, store, meters=self.meters))
 
     def _send_all_new(
         self, calls: Sequence[Call[R]], is_joined: bool, new: Sequence[NewTask], /
@@ -422,12 +428,20 @@ class CallSender:
         sending = Counter(task.queue for task in tasks)
         return self._queue_limits.admit(sending, patience_s=None if is_joined else self._database.patience_s)
 
-    def handle(self, call: Call[R], task_id: UUID, /, *, existed: bool = False) -> Handle[R]:
-        """Return a handle for the task that was sent for a call, or that existed."""
+    def handle(self, call: Call[R], task_id: UUID, /, *, existed: bool | None = None) -> Handle[R]:
+        """Return a handle for the task that was sent for a call, and count the task unless it `existed`.
+
+        None means that a worker sends the task, which is not counted here.
+        """
+        if existed is False:
+            self.sent.count(call.settings.queue, call.name)
+            if self.meters is not None:
+                self.meters.sent(call.settings.queue, call.name)
+        name, had_it = call.name, bool(existed)
         if call.task is None:
-            return Handle(task_id, name=call.name, operations=self._operations, existed=existed)
+            return Handle(task_id, name=name, operations=self._operations, existed=had_it)
         decode: Callable[[str], Any] = call.task._definition.codec.decode_result
-        return Handle(task_id, name=call.name, operations=self._operations, decode=decode, existed=existed)
+        return Handle(task_id, name=name, operations=self._operations, decode=decode, existed=had_it)
 
     def _new_task(
         self, call: Call[Any], *, options: StoredOptions | None = None, is_node: bool = False

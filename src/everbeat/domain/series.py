@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
+from uuid import UUID
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
@@ -73,10 +74,54 @@ class RateCounts(Struct, array_like=True):
         self.runs = [a + b for a, b in zip(self.runs, other.runs, strict=True)]
 
 
+RefusedVerb: TypeAlias = Literal["start", "store", "settle"]
+"""The write that an attempt without a lease tried: its start, something that its code stored, or its outcome."""
+
+
+class RecoveredLease(Struct, frozen=True, array_like=True):
+    """A recovery as metrics count it. `fence` is that of the dead lease.
+
+    `notice_s` is the time from the last sign of life until the death was noticed.
+    """
+
+    task_id: UUID
+    fence: int
+    queue: str
+    name: str
+    was: str
+    noticed_by: str
+    action: str
+    notice_s: float
+    is_poison: bool
+
+
+class EventCounts(Struct, array_like=True):
+    """The counts of a process since they were last taken. `sent` has a queue, a task function and a number in each entry."""
+
+    recovered: list[RecoveredLease] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
+    sent: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.recovered or self.refused or self.sent)
+
+    def refuse(self, verb: RefusedVerb) -> None:
+        """Count a write that was refused because its attempt had lost its lease."""
+        self.refused[verb] = self.refused.get(verb, 0) + 1
+
+    def add(self, other: EventCounts) -> None:
+        """Add the counts of another process."""
+        self.recovered += other.recovered
+        self.sent += other.sent
+        for verb, count in other.refused.items():
+            self.refused[verb] = self.refused.get(verb, 0) + count
+
+
 class RateCounter:
-    """Counts the events of attempts in one process, until they are taken. Not thread-safe."""
+    """Counts the events of attempts in one process, and in `events` other events, until they are taken. Not thread-safe."""
 
     def __init__(self) -> None:
+        self.events = EventCounts()
         self._counts: dict[tuple[str, str], RateCounts] = {}
 
     def started(self, queue: str, name: str, *, wait_s: float) -> None:
@@ -87,8 +132,20 @@ class RateCounter:
         counts.wait_s += wait_s
         counts.waits[bisect_left(CLASS_BOUNDS_S, wait_s)] += 1
 
-    def ended(self, queue: str, name: str, result: AttemptResult, *, run_s: float | None = None) -> None:
-        """Count an attempt that ended `run_s` seconds after its code began. None means that this time is unknown."""
+    def ended(
+        self,
+        queue: str,
+        name: str,
+        result: AttemptResult,
+        *,
+        run_s: float | None = None,
+        error: bytes | None = None,
+    ) -> None:
+        """Count an attempt that ended `run_s` seconds after its code began. None means that this time is unknown.
+
+        `error` is for subclasses that record more.
+        """
+        del error
         counts = self._counts.get((queue, name)) or self._new(queue, name)
         if result == "completed":  # the usual case
             counts.completed += 1
@@ -113,6 +170,11 @@ class RateCounter:
         """Return the counts since the last call."""
         taken, self._counts = self._counts, {}
         return list(taken.values())
+
+    def take_events(self) -> EventCounts:
+        """Return the counts of other events since the last call."""
+        taken, self.events = self.events, EventCounts()
+        return taken
 
     def waiting(self) -> list[RateCounts]:
         """Return the counts that the next call of `take` will return."""

@@ -48,6 +48,7 @@ from everbeat.errors.tasks import TaskSuspended as TaskSuspended
 from everbeat.errors.tasks import UnknownTask as UnknownTask
 from everbeat.errors.tasks import WaitTimeout as WaitTimeout
 from everbeat.errors.tracing import OpenTelemetryNotInstalled as OpenTelemetryNotInstalled
+from everbeat.errors.tracing import SentryNotInstalled as SentryNotInstalled
 from everbeat.errors.tree import AmbiguousId as AmbiguousId
 from everbeat.errors.tree import AppClosed as AppClosed
 from everbeat.errors.tree import AppNotFound as AppNotFound

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -36,7 +36,10 @@ _LONGEST_INTERVAL_S: Final = 30.0
 
 
 class TicksDecided(Event, frozen=True, kw_only=True):
-    """A pass has decided the ticks of some schedules. The fields are the number of schedules, and of ticks by their outcome."""
+    """A pass has decided the ticks of some schedules. The fields are the number of schedules, and of ticks by their outcome.
+
+    `late_s` is how many seconds after each tick its task was sent.
+    """
 
     component = "maintenance"
     level = logging.DEBUG
@@ -44,6 +47,12 @@ class TicksDecided(Event, frozen=True, kw_only=True):
     sent: int
     skipped: int
     missed: int
+    late_s: tuple[float, ...] = ()
+
+    @property
+    def unshown(self) -> frozenset[str]:
+        """Return the name of the field for metrics."""
+        return frozenset({"late_s"})
 
 
 class TicksMissed(Event, frozen=True, kw_only=True):
@@ -137,12 +146,12 @@ class Scheduler:
             self._report_broken(each.name, each.problem)
         decisions = await self._decide([each for each in found.due if self._knows_zone(each)])
         written = await self._write(decisions)
-        self._report(written)
+        now = {each.name: each.now for each in found.due}
+        self._report(written, now)
         if decisions:
             self._is_first = len(written) == len(decisions)
         if found.is_full:
             return 0.0 if written else self._pause_s(0.0)
-        now = {each.name: each.now for each in found.due}
         waits = [IDLE_S] if found.wait_s is None else [found.wait_s]
         waits += [
             (decision.next_at - now[decision.name]).total_seconds()
@@ -210,17 +219,19 @@ class Scheduler:
         if known is None or known.problem != text:
             self._emit(ScheduleBroken(schedule=name, problem=text))
 
-    def _report(self, written: Sequence[TickDecision]) -> None:
+    def _report(self, written: Sequence[TickDecision], now: Mapping[str, datetime]) -> None:
         if not written:
             return
         ticks = [(each.name, tick) for each in written for tick in each.ticks]
         missed = [(name, tick) for name, tick in ticks if tick.outcome == "MISSED"]
+        sent = [(name, tick) for name, tick in ticks if tick.outcome == "SENT"]
         self._emit(
             TicksDecided(
                 schedules=len(written),
-                sent=sum(tick.outcome == "SENT" for _, tick in ticks),
+                sent=len(sent),
                 skipped=sum(tick.outcome == "SKIPPED" for _, tick in ticks),
                 missed=sum(tick.missed or 1 for _, tick in missed),
+                late_s=tuple((now[name] - (tick.due_at or tick.at)).total_seconds() for name, tick in sent),
             )
         )
         if late := [(name, tick) for name, tick in missed if tick.reason not in _EXPECTED]:

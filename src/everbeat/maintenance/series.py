@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
+from everbeat.domain.metrics.events import EventTotals
 from everbeat.domain.series import RateBook, RateCounts
 from everbeat.errors import DatabaseError
 from everbeat.recovering.observer import RecoveryEnvironment
@@ -44,6 +45,7 @@ class RatesWriter:
         self._clock = environment.clock
         self._book = RateBook()
         self._in_hand: list[RateCounts] = []
+        self._events = EventTotals()
         self._id = new_id()
         self._now: datetime | None = None
         self._now_at = self._taken_at = self._clock.monotonic()
@@ -62,6 +64,7 @@ class RatesWriter:
     async def write(self, *, patience_s: float = 0.0) -> None:
         """Write the counts since the last write, and those that have not been written before because of an error."""
         since, self._taken_at = self._taken_at, self._clock.monotonic()
+        self.event_totals()  # so that the counter does not grow
         if counts := self._counter.take():
             self._in_hand = counts
             try:
@@ -89,6 +92,11 @@ class RatesWriter:
     def totals(self) -> list[RateCounts]:
         """Return all counts since the start, written or not. No count is missing or double at any moment, so the numbers never fall."""
         return self._book.totals(self._in_hand, self._counter.waiting())
+
+    def event_totals(self) -> EventTotals:
+        """Return the counts of recoveries and other events since the start."""
+        self._events.add(self._counter.take_events())
+        return self._events
 
     async def _database_time(self, patience_s: float) -> datetime:
         """Return the database's time. It is read only if the last reply is old, because a machine in standby stops this process's clock."""

@@ -235,6 +235,7 @@ def order_for(
         noticed_after_ms=certificate.noticed_after_ms,
         worker_seq=lease.worker_seq if unless_beaten else None,
         hook=_stored(answer),
+        is_poison=poison,
         **{"retry_in_ms": None} | changes,
     )
 

@@ -24,6 +24,7 @@ from everbeat.domain.recovery.hooks import (
     SweepSummary,
 )
 from everbeat.domain.task.states import TaskState
+from everbeat.recovering.counting import count_recovered
 from everbeat.recovering.observer import (
     ONE_TRY,
     LeaseQuery,
@@ -385,10 +386,8 @@ class Recoverer:
         await self._leave(skipped, recovery, result)
         for noticed_by, some in orders.items():
             landed = await self._apply(some, recovery, noticed_by=noticed_by)
-            ended = {one.id: one.attempt_result for one in landed}
-            for each in batch:
-                if (how := ended.get(each.lease.id)) is not None:
-                    self.environment.rates.ended(each.lease.queue, each.lease.name, how)
+            ended = {one.id for one in landed}
+            count_recovered(self.environment.rates, landed, batch, some, noticed_by=noticed_by)
             left = self._refused.left
             refused = {each.lease.claim_id: each.lease for each in batch if each.lease.claim_id in left}
             self._left_at |= dict.fromkeys(refused, self._clock.monotonic())

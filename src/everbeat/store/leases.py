@@ -91,7 +91,7 @@ class RecoveryOrder(Struct, frozen=True, kw_only=True):
     `outcome` is CRASHED, LOST or FAILED (uncharged) if code ran, and None if the lease was never started. The next run is due at `run_at`,
     or `retry_in_ms` milliseconds after the database's current time. Either way, the task keeps its place in its queue. For the action
     "reschedule", `retry_count` replaces the task's retry count; None counts the retry as usual. `hook` is the decision that a recovery hook
-    returned.
+    returned. `is_poison`: the task fails because it has used up its crashes or losses.
     """
 
     id: UUID
@@ -109,6 +109,7 @@ class RecoveryOrder(Struct, frozen=True, kw_only=True):
     retry_count: int | None = None
     suspect: bool = False
     hook: str | None = None
+    is_poison: bool = False
 
 
 class Recovered(Struct, frozen=True):

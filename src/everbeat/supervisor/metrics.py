@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import add
 from typing import Final, get_args
 
 from everbeat.domain.metrics import names
+from everbeat.domain.metrics.events import EventTotals
 from everbeat.domain.metrics.text import Histogram, MetricsText, bounded
-from everbeat.domain.series import CLASS_BOUNDS_S, AttemptResult, RateCounts
+from everbeat.domain.series import CLASS_BOUNDS_S, AttemptResult, RateCounts, RefusedVerb
 from everbeat.maintenance.scheduler import TicksDecided
 from everbeat.recovering.orders import AGE, CHILD_EXIT, SESSION, STARTUP
-from everbeat.runtime.events import Event, EventBus, TaskRecovered, WorkerExited
+from everbeat.runtime.events import Event, EventBus, WorkerExited
 from everbeat.store import migrations
 from everbeat.supervisor.registration import Supervision
 from everbeat.supervisor.supervisor import Supervisor
@@ -27,7 +28,9 @@ _RECOVERIES: Final = [
 _RESULTS: Final[tuple[str, ...]] = get_args(AttemptResult)
 _OUTCOMES: Final = ("sent", "skipped", "missed")
 _IN_ORDER: Final = ("true", "false")
-_COUNTED: Final = (TaskRecovered, WorkerExited, TicksDecided)
+_COUNTED: Final = (WorkerExited, TicksDecided)
+_VERBS: Final[tuple[str, ...]] = get_args(RefusedVerb)
+_USUAL_QUEUE: Final = "default"
 
 
 class ProcessMetrics:
@@ -37,8 +40,7 @@ class ProcessMetrics:
         self._supervisor = supervisor
         self._version = version
         self._beats = Histogram.empty(CLASS_BOUNDS_S)
-        self._recoveries: Counter[tuple[str, ...]] = Counter(dict.fromkeys(_RECOVERIES, 0))
-        self._notices = {(way,): Histogram.empty(CLASS_BOUNDS_S) for way in NOTICED_BY}
+        self._late = Histogram.empty(CLASS_BOUNDS_S)
         self._exits = Counter(dict.fromkeys(((each,) for each in _IN_ORDER), 0))
         self._ticks = Counter(dict.fromkeys(((each,) for each in _OUTCOMES), 0))
         self._unsubscribe = events.subscribe(self._count, listens=lambda kind: issubclass(kind, _COUNTED))
@@ -53,13 +55,12 @@ class ProcessMetrics:
 
     def _count(self, event: Event) -> None:
         match event:
-            case TaskRecovered(from_state=was, noticed_by=way, action=action, noticed_after_s=after_s):
-                self._recoveries[was, way, action] += 1
-                self._notices.setdefault((way,), Histogram.empty(CLASS_BOUNDS_S)).observe(after_s)
             case WorkerExited(in_order=in_order):
                 self._exits[(str(in_order).lower(),)] += 1
-            case TicksDecided(sent=sent, skipped=skipped, missed=missed):
+            case TicksDecided(sent=sent, skipped=skipped, missed=missed, late_s=late_s):
                 self._ticks.update({("sent",): sent, ("skipped",): skipped, ("missed",): missed})
+                for seconds in late_s:
+                    self._late.observe(max(0.0, seconds))
             case _:
                 pass
 
@@ -77,11 +78,20 @@ class ProcessMetrics:
         found.add(names.BEAT_WRITE_SECONDS, {(): self._beats})
         found.add(names.BEATS_FAILED, 0 if supervision is None else supervision.heartbeat.failures)
         self._add_slots(found)
-        _add_attempts(found, [] if supervision is None else supervision.rates.totals())
-        found.add(names.RECOVERIES, self._recoveries)
-        found.add(names.NOTICE_SECONDS, self._notices)
+        totals = [] if supervision is None else supervision.rates.totals()
+        _add_attempts(found, totals)
+        queues = {_USUAL_QUEUE, *self._served(), *(each.queue for each in totals)}
+        events = EventTotals() if supervision is None else supervision.rates.event_totals()
+        _add_events(found, events, queues=queues, tasks={each.name for each in totals})
         found.add(names.SCHEDULE_TICKS, self._ticks)
+        found.add(names.SCHEDULE_LATE_SECONDS, {(): self._late})
         return found
+
+    def _served(self) -> set[str]:
+        """Return the queues that the worker processes name. Workers of all queues name none."""
+        supervision = self._supervisor.supervision
+        workers = [] if supervision is None else supervision.workers
+        return {queue for each in workers for queue in each.queues or ()}
 
     def _add_slots(self, found: MetricsText) -> None:
         supervision = self._supervisor.supervision
@@ -108,3 +118,18 @@ def _add_attempts(found: MetricsText, totals: Sequence[RateCounts]) -> None:
     found.add(names.TASK_WAIT_SECONDS, bounded(waits, Histogram.plus))
     runs = {key: Histogram(CLASS_BOUNDS_S, each.runs, each.run_s) for key, each in by_task.items()}
     found.add(names.TASK_RUN_SECONDS, bounded(runs, Histogram.plus))
+
+
+def _add_events(
+    found: MetricsText, events: EventTotals, *, queues: Collection[str], tasks: Collection[str]
+) -> None:
+    """Add the counts of recoveries, refused writes and sends, with zeros for the queues and task functions that are known."""
+    found.add(names.TASKS_SENT, bounded(bounded(events.sent, add, label=1), add))
+    usual = {(queue, *labels): 0 for queue in sorted(queues) for labels in _RECOVERIES}
+    found.add(names.RECOVERIES, bounded(usual | events.recoveries, add))
+    empty = {(way,): Histogram.empty(CLASS_BOUNDS_S) for way in NOTICED_BY}
+    found.add(names.NOTICE_SECONDS, empty | events.notices)
+    found.add(names.RERUN_SECONDS, empty | events.reruns)
+    unharmed = {(name,): 0 for name in sorted(tasks)}
+    found.add(names.POISONED, bounded(unharmed | events.poisoned, add))
+    found.add(names.LATE_WRITES_REFUSED, {(verb,): 0 for verb in _VERBS} | events.refused)

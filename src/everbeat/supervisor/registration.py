@@ -18,6 +18,7 @@ from everbeat.maintenance.bulk import BulkActor
 from everbeat.maintenance.cleanup import Expirer, Pruner, UselessSessionWatch
 from everbeat.maintenance.history import HistoryKeeper
 from everbeat.maintenance.reconciler import Reconciler
+from everbeat.maintenance.reruns import RerunWatch
 from everbeat.maintenance.scheduler import Declarations, Scheduler
 from everbeat.maintenance.series import DepthSampler, RatesWriter
 from everbeat.protocol import Adopt, Welcome
@@ -31,55 +32,15 @@ from everbeat.recovering.recoverer import Recoverer
 from everbeat.recovering.watch_turn import Watching, WatchTurn
 from everbeat.runtime.clock import Backoff, Clock
 from everbeat.runtime.environment import ProcessEnvironment
-from everbeat.runtime.events import (
-    DatabaseBack,
-    DatabaseUnreachable,
-    Event,
-    EventBus,
-    MassSilence,
-    SupervisorRegistered,
-)
+from everbeat.runtime.events import Event, MassSilence, SupervisorRegistered
 from everbeat.runtime.identity import ProcessIdentity, TreeLock, new_id, new_tree_name
 from everbeat.runtime.task_scope import Service, ServiceRunner, TaskScope, end_process
 from everbeat.store import leases, workers
 from everbeat.store.session import Session
 from everbeat.store.target import Target
 from everbeat.store.workers import SupervisorRow
+from everbeat.supervisor.outages import Outages
 from everbeat.supervisor.workers import Heartbeat, Snapshots, SupervisedWorker, WorkerBurial
-
-REPORTED_AFTER_S: Final = 3.0
-"""How long statements must keep failing before an outage is reported, in seconds. Shorter failures end when a statement is retried."""
-
-
-class Outages:
-    """Reports database outages from the results of several sessions.
-
-    An outage lasts while any session fails, because one session might read while another cannot write. `reason`: its last problem.
-    """
-
-    def __init__(self, *, events: EventBus, clock: Clock) -> None:
-        self._events = events
-        self._clock = clock
-        self._failing: dict[str, float] = {}
-        self._since: float | None = None
-        self.reason: str | None = None
-
-    def observe(self, session: str, problem: Exception | None, took_s: float) -> None:
-        """Record the result of one statement in the named session. `problem` is the error, or None on success."""
-        now = self._clock.monotonic()
-        if problem is None:
-            self._failing.pop(session, None)
-            self.reason = self.reason if self._failing else None
-            if self._since is not None and not self._failing:
-                self._events.emit(DatabaseBack(after_s=now - self._since))
-                self._since = None
-            return
-        since = self._failing.setdefault(session, now - took_s)
-        self.reason = str(problem)
-        if self._since is None and now - since >= REPORTED_AFTER_S:
-            self._since = min(self._failing.values())
-            self._events.emit(DatabaseUnreachable(reason=str(problem)))
-
 
 _log = logging.getLogger("everbeat.supervisor")
 
@@ -239,6 +200,7 @@ class Supervision:
             HistoryKeeper(recovery, open_spare=self._open_spare),
             Pruner(recovery, open_spare=self._open_spare),
             self.rates,
+            RerunWatch(recovery, self.rates),
             DepthSampler(recovery, pace_s=self._pace_s),
         ]
         return services

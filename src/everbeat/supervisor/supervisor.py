@@ -29,6 +29,7 @@ from everbeat.runtime.environment import ProcessEnvironment
 from everbeat.runtime.events import ProcessRecycled, WorkerExited
 from everbeat.runtime.main_loop import signals_call
 from everbeat.runtime.processes import ChildProcess, ExitReport, OutOfMemoryCounter, spawn
+from everbeat.runtime.task_links import link_tasks
 from everbeat.runtime.task_scope import ServiceRunner, TaskScope
 from everbeat.supervisor.hint_relay import HintRelay
 from everbeat.supervisor.liveness import watches_of
@@ -301,6 +302,7 @@ class Supervisor:
     async def _open(self, hello: Hello) -> Supervision | None:
         """Register the supervisor in the database that the first worker process reported, and start the other processes."""
         try:
+            link_tasks(hello.dashboard_url)
             config = WorkerConfig.from_dict(hello.worker)
             supervision = self._supervise(hello)
             try:

@@ -81,7 +81,7 @@ class SupervisedWorker:
         self._lost_since = 0
         self._rates = RateCounter() if rates is None else rates
         self._clock = clock
-        self._queues = queues
+        self.queues = queues
         self._metadata = msgspec.json.encode(metadata).decode()
         self._process_started = start_ticks(pid)
 
@@ -124,6 +124,8 @@ class SupervisedWorker:
             case Tick():
                 self.tick, self._lost_since = message, 0
                 self._rates.add(message.rates)
+                if message.events is not None:
+                    self._rates.events.add(message.events)
                 self.ticked_at, self._cpu_s = self.heard_at, cpu_seconds(self.pid)
 
     def row(self, supervisor_id: str, hostname: str) -> WorkerRow:
@@ -134,7 +136,7 @@ class SupervisedWorker:
             hostname=hostname,
             pid=self.pid,
             process_started=self._process_started,
-            queues=self._queues,
+            queues=self.queues,
             metadata=self._metadata,
             declared=self.declared,
             starts_version=self.starts_version,

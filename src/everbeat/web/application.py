@@ -21,13 +21,14 @@ from starlette.types import Message, Receive, Scope, Send
 from everbeat.app import App
 from everbeat.client.database_access import DatabaseAccess, database_of
 from everbeat.domain.bulk_actions import Operator
+from everbeat.domain.hiding import hide_rules
 from everbeat.domain.settings.checks import remark, switch
 from everbeat.domain.settings.settings import refused
 from everbeat.errors import DatabaseError, EverbeatError
 from everbeat.store.reading import ReadingDatabase
 from everbeat.web import rendering
 from everbeat.web.examination import Examiner
-from everbeat.web.hiding import Hiding, hiding_of
+from everbeat.web.hiding import Hiding
 from everbeat.web.kept_charts import KeptCharts
 from everbeat.web.live import Live
 from everbeat.web.moments import moment_of
@@ -100,7 +101,7 @@ class Web:
         self.live = Live(self)
         self.kept_charts = KeptCharts()
         self._auth = auth
-        self._rules = hiding_of(hide)
+        self._rules = hide_rules(hide)
         self._reading: ReadingDatabase | None = None
         self._opening = asyncio.Lock()
         self.paths = frozenset(route.path for route in ROUTES)

@@ -6,21 +6,13 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from msgspec import Struct, structs
+from msgspec import structs
 
+from everbeat.domain.hiding import HIDDEN, HideRule
 from everbeat.domain.inspection import AttemptInfo, Progress, TaskInfo, TaskSummary
 from everbeat.domain.recovery.decision import DeathCertificate, StallCertificate
-from everbeat.domain.settings.settings import refused
 from everbeat.domain.task.context_backend import FailedTry
 from everbeat.errors import TaskError
-
-HIDDEN: Final = "hidden"
-"""The text that replaces a hidden payload."""
-
-
-class _Rule(Struct, frozen=True):
-    task: str
-    parameter: str | None
 
 
 class Hiding:
@@ -30,7 +22,7 @@ class Hiding:
     payloads, too: the messages and tracebacks of errors, and its progress. Names, keys, labels, states and times are not hidden.
     """
 
-    def __init__(self, rules: Sequence[_Rule], *, everything: bool) -> None:
+    def __init__(self, rules: Sequence[HideRule], *, everything: bool) -> None:
         self._rules = rules
         self.everything = everything
         """Whether this user sees no payloads at all."""
@@ -120,32 +112,6 @@ def concealed(error: TaskError | None) -> TaskError | None:
 def blanked(value: Any) -> Any:
     """Return "hidden" in place of a value. None stays None."""
     return None if value is None else HIDDEN
-
-
-def hiding_of(rules: Sequence[str]) -> tuple[_Rule, ...]:
-    """Return the rules that are written as "TASK" or "TASK:PARAMETER". Both parts can contain * and ?.
-
-    The name of a task can contain a colon, too. So a rule with a colon also hides all payloads of the task with exactly this name.
-
-    Raises ConfigurationError if a rule is empty.
-    """
-    found: list[_Rule] = []
-    for text in rules:
-        task, colon, parameter = text.rpartition(":")
-        if not colon:
-            task, parameter = text, ""
-        if not task or (colon and not parameter):
-            rule, fix = "must be TASK or TASK:PARAMETER", "write 'charge', 'charge:card' or '*:password'"
-            raise refused(text, subject="hide", code="WRONG_FORM", rule=rule, fix=fix)
-        found.append(_Rule(_pattern(task), _pattern(parameter) or None))
-        if colon:
-            found.append(_Rule(_pattern(text), None))
-    return tuple(found)
-
-
-def _pattern(text: str) -> str:
-    """Return a pattern in which only * and ? have a meaning."""
-    return text.replace("[", "[[]")
 
 
 def _without(value: Any, patterns: Sequence[str]) -> Any:

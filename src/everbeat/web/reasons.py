@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import structs
 
 from everbeat.domain.explain.reasons import Reason, ReasonCode
-from everbeat.web.hiding import HIDDEN
+from everbeat.domain.hiding import HIDDEN
 
 _WITHOUT_TEXTS: Final = frozenset(
     {

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 from msgspec import Struct, field
 
 from everbeat.config import RecoveryConfig, WorkerConfig, processors
+from everbeat.domain.metrics.meters import Meters
 from everbeat.domain.recovery.hooks import HookSet
 from everbeat.domain.schedule.model import Declared
 from everbeat.domain.series import RateCounter
@@ -22,6 +23,7 @@ from everbeat.protocol import FromWorker, Welcome
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import EventBus
 from everbeat.runtime.resources import ResourceSet
+from everbeat.runtime.sent_counter import SentCounter
 from everbeat.runtime.task_scope import Service, TaskScope
 from everbeat.store.session import Session
 from everbeat.store.target import Target
@@ -55,6 +57,10 @@ class WorkerPlan(Struct, frozen=True, kw_only=True):
     middleware: Middleware = Middleware()
     resources: ResourceSet = field(default_factory=ResourceSet)
     failure_handlers: Mapping[str, StoredHandler] = field(default_factory=dict)
+    sent: SentCounter = field(default_factory=SentCounter)
+    """Counts the tasks that the app sends in this process."""
+    meters: Meters | None = None
+    """The app's recorder of metrics."""
 
     @property
     def queues(self) -> Sequence[str] | None:

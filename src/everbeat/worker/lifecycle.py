@@ -154,6 +154,7 @@ class AttemptLifecycle:
         """Stop holding an attempt whose lease was over before any code ran. `verdict` is "released", "expired" or "lost"."""
         self._let_go(attempt, "NOT_STARTED")
         if verdict == "lost":
+            self._rates.events.refuse("start")
             self._events.emit(LeasesLost(task_ids=(attempt.id,), reason="revoked before its code started"))
         elif verdict == "expired":
             self._rates.expired(attempt.task.queue, attempt.task.name)
@@ -273,6 +274,7 @@ class AttemptLifecycle:
     def _settled(self, attempt: Attempt, settlement: Settlement, verdict: str) -> None:
         self._let_go(attempt, "SETTLED")
         if verdict == "lost":
+            self._rates.events.refuse("settle")
             self._events.emit(ZombieRefused(task_id=attempt.id, verb="settle"))
             return
         state = state_after(settlement) if verdict == "already" else verdict
@@ -284,7 +286,8 @@ class AttemptLifecycle:
         if settlement.outcome != "RELEASED":  # its code never began
             duration_s = self._clock.monotonic() - attempt.launched_at
             result = rate_of(settlement, state)
-            self._rates.ended(attempt.task.queue, attempt.task.name, result, run_s=duration_s)
+            task, error = attempt.task, settlement.error
+            self._rates.ended(task.queue, task.name, result, run_s=duration_s, error=error)
             emit_finished(self._events, attempt, state, duration_s)
 
     def committed(self, attempt: Attempt) -> None:

@@ -9,6 +9,7 @@ from typing import Final, Self
 from msgspec import Struct
 
 from everbeat.config import RecoveryConfig
+from everbeat.domain.series import EventCounts
 from everbeat.errors import DatabaseError
 from everbeat.protocol import REPORT_EVERY_S, Held, Tick
 from everbeat.runtime.identity import cpu_seconds
@@ -253,6 +254,7 @@ class Reporter:
         self._loop_watch = loop_watch
         self._messenger = messenger
         self._rates = environment.rates
+        self._sent = environment.plan.sent
         self._looked_at = self._clock.monotonic()
         self._cpu_s = cpu_seconds() or 0.0
 
@@ -289,4 +291,10 @@ class Reporter:
             leftover=len(self._lifecycle.leftover),
             messages=self._messenger.state(),
             rates=self._rates.take(),
+            events=self._take_events(),
         )
+
+    def _take_events(self) -> EventCounts | None:
+        events = self._rates.take_events()
+        events.sent = self._sent.take()
+        return events or None

@@ -48,9 +48,10 @@ class ExecutorBroken(Struct, frozen=True, eq=False):
 
 
 class AttemptLost(Struct, frozen=True, eq=False):
-    """The database has reported that an attempt lost its lease."""
+    """The database has reported that an attempt lost its lease. `in_write`: it refused to store something for the attempt."""
 
     attempt: Attempt
+    in_write: bool = False
 
 
 class CancelRequested(Struct, frozen=True, eq=False):

@@ -55,7 +55,7 @@ class ProgressRecorder:
         self._written_at[attempt] = self._clock.monotonic()
         held = await self._session.run(record_progress(attempt.id, attempt.claim_id, progress))
         if not held and attempt.stage in CODE_RUNS:
-            self._send(AttemptLost(attempt))
+            self._send(AttemptLost(attempt, in_write=True))
 
     def forget(self, attempt: Attempt) -> None:
         """Discard the pending progress of an attempt whose lease is over."""

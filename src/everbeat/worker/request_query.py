@@ -68,5 +68,5 @@ class RequestQuery:
     def lost(self, attempt: Attempt) -> NoReturn:
         """Handle the database's report that an attempt lost its lease. Always raises Stopped."""
         if attempt.stage in CODE_RUNS:
-            self._send(AttemptLost(attempt))
+            self._send(AttemptLost(attempt, in_write=True))
         raise Stopped("lease_lost")

@@ -108,7 +108,7 @@ class StreamRecorder:
                 continue
             self.forget(attempt)
             if attempt.stage in CODE_RUNS:
-                self._send(AttemptLost(attempt))
+                self._send(AttemptLost(attempt, in_write=True))
 
     async def _store_separately(self, portions: dict[Attempt, list[EmittedItem]]) -> None:
         """Store the items of each attempt alone. An attempt with an item that the database refuses stores no more items."""

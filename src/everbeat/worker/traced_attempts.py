@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from everbeat.domain.labels import decode_labels
 from everbeat.domain.task.outcome import error_from_json
+from everbeat.domain.task.retry import reasons_of
 from everbeat.domain.tracing.carrier import carrier_of
 from everbeat.domain.tracing.model import CodeEnd, TracedAttempt, TracedEnd
 from everbeat.domain.tracing.tracing import Tracing
@@ -31,6 +32,10 @@ _CODES: Final[dict[StopReason, str]] = {
     "cancelled": TASK_CANCELLED,
     "timed_out": TASK_TIMEOUT,
     "shutting_down": WORKER_STOPPED,
+}
+_REASONS: Final[dict[StopReason | None, tuple[str, ...]]] = {
+    "timed_out": reasons_of(TASK_TIMEOUT, TimeoutError()),
+    "shutting_down": (WORKER_STOPPED,),
 }
 
 
@@ -76,16 +81,28 @@ def traced_attempt(attempt: Attempt, *, worker_id: str) -> TracedAttempt:
         schedule=stored.schedule,
         tick=task.tick,
         carrier=carrier_of(stored.carrier),
+        retried_for=_retried_for(attempt),
     )
+
+
+def _retried_for(attempt: Attempt) -> tuple[str, ...]:
+    """Return the reasons for which the task runs again. A stop of the worker costs no retry."""
+    policy = attempt.policy
+    found = (
+        (policy.retry_for if attempt.retries_left else ()),
+        ((WORKER_STOPPED,) if policy.retries_stop else ()),
+    )
+    return (*found[0], *found[1])
 
 
 class AttemptSpan:
     """The tracers around the code of one attempt. Create and close it in the same thread and with the same context variables."""
 
-    __slots__ = ("_around", "_end")
+    __slots__ = ("_around", "_end", "_retried_for")
 
     def __init__(self, tracing: Tracing, attempt: TracedAttempt) -> None:
         self._end = TracedEnd()
+        self._retried_for = frozenset(attempt.retried_for)
         self._around = tracing.running(attempt, self._end)
         self._around.__enter__()
 
@@ -93,12 +110,14 @@ class AttemptSpan:
         """Report how the code has ended. `stopped` is why it was asked to stop."""
         end = self._end
         match ended:
-            case CodeFailed(error, _, exception) if stopped is None:
+            case CodeFailed(error, reasons, exception) if stopped is None:
                 end.how, end.exception = "failed", exception
+                end.will_retry = not self._retried_for.isdisjoint(reasons)
                 _explain(end, error)
             case CodeFailed():
                 end.how = "cancelled" if stopped == "cancelled" else "failed"
                 end.code = _CODES.get(stopped, stopped.upper()) if stopped is not None else None
+                end.will_retry = not self._retried_for.isdisjoint(_REASONS.get(stopped, ()))
             case Declined(CodeFailed(error)):
                 end.how = "declined"
                 _explain(end, error)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 from typing import Final, TypeAlias
 
@@ -36,6 +37,7 @@ from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import EventBus, WorkerStarted
 from everbeat.runtime.main_loop import EXIT_UNSETTLED, LoopWatch, name_of
 from everbeat.runtime.task_scope import ServiceRunner, TaskScope, end_process
+from everbeat.store.metered_session import MeteredSession
 from everbeat.store.session import Session
 from everbeat.worker.attempt import Attempt, ExecutorName
 from everbeat.worker.claim.claimer import Claimer
@@ -123,6 +125,7 @@ class Worker:
         rates: RateCounter | None = None,
     ) -> None:
         identity = WorkerIdentity(welcome)
+        new_session = Session if plan.meters is None else partial(MeteredSession, meters=plan.meters)
         self._environment = environment = WorkerEnvironment(
             plan=plan,
             identity=identity,
@@ -131,8 +134,8 @@ class Worker:
             random=random,
             events=events,
             scope=TaskScope(name="worker", on_fatal=on_fatal, on_loop_ending=plan.on_loop_ending),
-            claim_session=Session(plan.target, identity.session_name, random=random, keyed=True),
-            session=Session(plan.target, identity.session_name, random=random, keyed=True),
+            claim_session=new_session(plan.target, identity.session_name, random=random, keyed=True),
+            session=new_session(plan.target, identity.session_name, random=random, keyed=True),
             send=self._dispatch,
             rates=RateCounter() if rates is None else rates,
         )
@@ -245,7 +248,9 @@ class Worker:
                 for executor_name in executor_names:
                     self._shutdown.changed(executor_name)
                 self._slot_freed()
-            case AttemptLost(attempt):
+            case AttemptLost(attempt, in_write):
+                if in_write:
+                    self._environment.rates.events.refuse("store")
                 self._lifecycle.lose([attempt], "the database says so")
             case CancelRequested(attempt):
                 self._lifecycle.stop(attempt, "cancelled")

@@ -71,6 +71,12 @@ LAST_LOOK: Final = Metric(
     "When a supervisor last took the turn of a service of the cluster.",
     ("service",),
 )
+SLOTS_WANTED: Final = Metric(
+    "everbeat_slots_wanted",
+    "gauge",
+    "Slots with which the due tasks of a queue would start within a minute, with those that are in use.",
+    ("queue",),
+)
 SUSPECTS: Final = Metric("everbeat_suspects", "gauge", "Tasks that might kill their worker, and run alone.")
 WORKFLOWS: Final = Metric(
     "everbeat_workflows",
@@ -109,6 +115,12 @@ TABLE_DEAD_ROWS: Final = Metric(
 
 # Metrics of a process, from the memory of a supervisor.
 
+TASKS_SENT: Final = Metric(
+    "everbeat_tasks_sent_total",
+    "counter",
+    "Tasks that the code of this process or tree sent.",
+    ("queue", "task"),
+)
 ATTEMPTS_STARTED: Final = Metric(
     "everbeat_attempts_started_total", "counter", "Attempts whose code began.", ("queue", "task")
 )
@@ -152,8 +164,8 @@ BEATS_FAILED: Final = Metric(
 RECOVERIES: Final = Metric(
     "everbeat_recoveries_total",
     "counter",
-    "Leases of dead holders that this supervisor recovered.",
-    ("was", "noticed_by", "action"),
+    "Leases of dead holders that this tree recovered.",
+    ("queue", "was", "noticed_by", "action"),
 )
 NOTICE_SECONDS: Final = Metric(
     "everbeat_notice_seconds",
@@ -161,11 +173,34 @@ NOTICE_SECONDS: Final = Metric(
     "The time from a holder's last sign of life, or its exit, until the death was noticed.",
     ("noticed_by",),
 )
+RERUN_SECONDS: Final = Metric(
+    "everbeat_rerun_seconds",
+    "histogram",
+    "The time from a holder's last sign of life, or its exit, until the code of the recovered task began again.",
+    ("noticed_by",),
+)
+POISONED: Final = Metric(
+    "everbeat_poisoned_total",
+    "counter",
+    "Tasks that this tree failed because they had used up their crashes or losses.",
+    ("task",),
+)
+LATE_WRITES_REFUSED: Final = Metric(
+    "everbeat_late_writes_refused_total",
+    "counter",
+    "Writes that were refused because the attempt had lost its lease.",
+    ("verb",),
+)
 SCHEDULE_TICKS: Final = Metric(
     "everbeat_schedule_ticks_total",
     "counter",
     "Ticks of schedules that this supervisor decided.",
     ("outcome",),
+)
+SCHEDULE_LATE_SECONDS: Final = Metric(
+    "everbeat_schedule_late_seconds",
+    "histogram",
+    "The time from a tick until this supervisor sent its task.",
 )
 DATABASE_UP: Final = Metric(
     "everbeat_database_up", "gauge", "1 if the supervisor reaches a writable database, otherwise 0."

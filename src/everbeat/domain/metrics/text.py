@@ -128,12 +128,19 @@ def _number(value: float) -> str:
 
 
 def bounded(
-    samples: Mapping[Labels, Value], add: Callable[[Value, Value], Value], *, most: int = MOST_NAMES
+    samples: Mapping[Labels, Value],
+    add: Callable[[Value, Value], Value],
+    *,
+    most: int = MOST_NAMES,
+    label: int = 0,
 ) -> dict[tuple[str, ...], Value]:
-    """Return the samples with at most `most` different values of the first label. `add` joins the samples of all others, under `other`."""
-    kept = set(sorted({values[0] for values in samples})[:most])
+    """Return the samples with at most `most` different values of a label, by default the first.
+
+    `add` joins the samples of all other values, under `other`.
+    """
+    kept = set(sorted({values[label] for values in samples})[:most])
     found: dict[tuple[str, ...], Value] = {}
     for values, value in samples.items():
-        place = values if values[0] in kept else (OTHER, *values[1:])
+        place = values if values[label] in kept else (*values[:label], OTHER, *values[label + 1 :])
         found[place] = add(found[place], value) if place in found else value
     return found

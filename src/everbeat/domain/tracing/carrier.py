@@ -13,14 +13,21 @@ Carrier: TypeAlias = Mapping[str, str]
 NO_CARRIER: Final[Carrier] = {}
 CARRIER_BYTES: Final = 8_192
 """The maximum JSON size of a stored carrier, in bytes. Texts that do not fit are left out, `baggage` before all others."""
+_BAGGAGE: Final = "baggage"
 _STORED_BYTES: Final = 16_384
 """The maximum JSON size of a carrier that is read. A row that was changed by hand can contain more."""
 _BROKEN: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
 def merged(carriers: Iterable[Carrier]) -> Carrier:
-    """Return one carrier with the texts of all carriers. If two contain the same name, the later text counts."""
-    return {name: text for carrier in carriers for name, text in carrier.items()}
+    """Return one carrier with the texts of all carriers. If two contain the same name, the later text counts, but baggage is joined."""
+    found: dict[str, str] = {}
+    for carrier in carriers:
+        baggage = [text for text in (found.get(_BAGGAGE), carrier.get(_BAGGAGE)) if text]
+        found |= carrier
+        if len(baggage) == 2:
+            found[_BAGGAGE] = ",".join(baggage)
+    return found
 
 
 def encode_carrier(carrier: Carrier) -> str | None:

@@ -42,6 +42,7 @@ class TracedWorkflow(Struct, frozen=True, kw_only=True):
 class TracedAttempt(Struct, frozen=True, kw_only=True):
     """An attempt whose code is about to run. `size` is that of the arguments, in bytes of JSON. `carrier` is that of the task's send.
 
+    `retried_for` are the reasons for which the task runs again if this attempt fails: codes and classes. It is empty without a retry left.
     `workflow_id` and `node` (a number) are set for tasks of a workflow, `parent_id` for children of a task, and `schedule` and `tick` for
     tasks that a schedule has sent.
     """
@@ -66,10 +67,13 @@ class TracedAttempt(Struct, frozen=True, kw_only=True):
     schedule: str | None = None
     tick: datetime | None = None
     carrier: Carrier = NO_CARRIER
+    retried_for: tuple[str, ...] = ()
 
 
 class TracedEnd(Struct):
     """How the code of an attempt has ended. It is filled in when the code has ended.
+
+    `will_retry`: the task's policy runs it again after this failure.
 
     `exception` is what the code raised, if it was raised in this process. `code`, `type` and `message` are those of the task's error.
     """
@@ -79,6 +83,7 @@ class TracedEnd(Struct):
     type: str | None = None
     message: str | None = None
     exception: BaseException | None = None
+    will_retry: bool = False
 
 
 class TracedRecovery(Struct, frozen=True, kw_only=True):

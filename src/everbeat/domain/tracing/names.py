@@ -1,4 +1,4 @@
-"""The names of spans, events and attributes. They follow OpenTelemetry's conventions for messaging where these fit."""
+"""The names of spans, events, attributes and instruments. They follow OpenTelemetry's conventions for messaging where these fit."""
 
 from __future__ import annotations
 
@@ -45,3 +45,9 @@ RECOVER_SPAN: Final = "everbeat.recover"
 TICK_SPAN: Final = "everbeat.tick {}"
 STEP_RECORDED: Final = "everbeat.step_recorded"
 """The event of a step that was not called, because an earlier attempt recorded its result."""
+
+SENT_MESSAGES: Final = "messaging.client.sent.messages"
+CONSUMED_MESSAGES: Final = "messaging.client.consumed.messages"
+OPERATION_DURATION: Final = "messaging.client.operation.duration"
+PROCESS_DURATION: Final = "messaging.process.duration"
+WAIT_DURATION: Final = "everbeat.task.wait.duration"

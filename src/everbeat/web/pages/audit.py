@@ -12,10 +12,10 @@ from everbeat.client.database_access import database_of
 from everbeat.client.handle import to_task_id
 from everbeat.domain.bulk_actions import SKIPPED, AuditEntry, BulkActionInfo
 from everbeat.domain.filters import AuditFilters
+from everbeat.domain.hiding import HIDDEN
 from everbeat.errors.wording import amount
 from everbeat.web import wording
 from everbeat.web.filters import page_size, to_moment_or_age
-from everbeat.web.hiding import HIDDEN
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.refusals import RequestRefused
 

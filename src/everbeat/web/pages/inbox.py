@@ -7,6 +7,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from everbeat.client.database_access import database_of
+from everbeat.domain.hiding import HIDDEN
 from everbeat.domain.task.questions import OpenQuestion
 from everbeat.errors import NoQuestion
 from everbeat.errors.wording import amount
@@ -14,7 +15,6 @@ from everbeat.store.plan import ask
 from everbeat.store.questions import read_question
 from everbeat.web import wording
 from everbeat.web.filters import to_uuid
-from everbeat.web.hiding import HIDDEN
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.refusals import RequestRefused
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from msgspec import Struct, structs
 
 from everbeat.client.database_access import database_of
+from everbeat.domain.hiding import HIDDEN
 from everbeat.domain.schedule.cron import zone_of
 from everbeat.domain.schedule.inspection import ScheduleInfo, TickInfo
 from everbeat.domain.schedule.timing import describe
@@ -18,7 +19,6 @@ from everbeat.errors.wording import amount
 from everbeat.store.plan import ask
 from everbeat.store.schedules import list_latest_ticks, list_live_runs
 from everbeat.web.filters import page_size
-from everbeat.web.hiding import HIDDEN
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.reasons import lead_of, shown_reasons
 
