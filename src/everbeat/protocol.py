@@ -347,10 +347,7 @@ class TellHooks(ProcessMessage, frozen=True):
 
 
 class RunAttempt(ProcessMessage, frozen=True):
-    """Run this attempt. `args` and `labels` are the task's arguments and labels as JSON text. `traced` is set if the app has a tracer.
-
-    `log_level` is the lowest level of the log records to capture, or None to capture none.
-    """
+    """Run this attempt. `args` and `labels` are JSON text. `traced` is set if the app has a tracer. `log_level` is the lowest to capture."""
 
     task_id: UUID
     claim_id: UUID

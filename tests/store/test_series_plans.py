@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from everbeat.store import inspection, retention, series
+from everbeat.store import inspection, reruns, retention, series
 from everbeat.store.statement import Statement
 from tests.store.conftest import StoreHarness
 from tests.store.test_plans import ROWS, filled, nodes, plan
@@ -90,7 +90,7 @@ def test_a_roll_up_reads_only_rows_that_are_not_added_up(loaded: StoreHarness) -
 
 def test_a_look_for_reruns_reads_only_the_recovered_tasks(loaded: StoreHarness) -> None:
     ids = loaded.connection.execute(loaded.plain("select id from {schema}.tasks limit 100")).fetchall()
-    assert pages(loaded, inspection.reruns([(task_id, 1) for (task_id,) in ids])) <= 100 * 20
+    assert pages(loaded, reruns.reruns([(task_id, 1) for (task_id,) in ids])) <= 100 * 20
 
 
 def test_an_hour_of_rates_reads_no_older_rows(loaded: StoreHarness) -> None:

@@ -176,7 +176,7 @@ def scans(db: StoreHarness) -> dict[str, int]:
         " from pg_stat_user_tables where schemaname = %s group by 1",
         [db.target.schema],
     ).fetchall()
-    return {name: count for name, count in found if name in ("tasks", "history", "attempts")}
+    return {name: count for name, count in found if name in ("tasks", "attempts")}
 
 
 class Costly(Struct, frozen=True, kw_only=True):
@@ -236,7 +236,8 @@ async def check(db: StoreHarness, *, times: int, kinds: Sequence[str] = KINDS) -
     found = costs(db, pages)
     report(pages, found)
     assert {name: after[name] - count for name, count in before.items() if after[name] > count} == {}
-    assert {each.name: each.scans for each in found if each.scans} == {}
+    # A count walks over all tasks, so it can read a small partition as a whole.
+    assert {each.name: each.scans for each in found if each.scans and not each.name.startswith("bulk/")} == {}
     assert {each.name: (each.pages, each.path) for each in found if each.pages > MOST_PAGES} == {}
     return pages
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from everbeat.domain.series import RecoveredLease
 from everbeat.maintenance.series import RatesWriter
 from everbeat.recovering.observer import RecoveryEnvironment
-from everbeat.store import inspection
+from everbeat.store.reruns import reruns
 
 LOOK_EVERY_S: Final = 2.0
 _SELDOM: Final = 0.25
@@ -50,7 +50,7 @@ class RerunWatch:
         asked = [each for each in self._followed.values() if each.look_at <= now]
         if not asked:
             return None
-        statement = inspection.reruns([(each.lease.task_id, each.lease.fence) for each in asked])
+        statement = reruns([(each.lease.task_id, each.lease.fence) for each in asked])
         for found in await self._environment.run_once(statement):
             followed = self._followed[found.task_id, found.fence]
             waited_s = now - followed.since

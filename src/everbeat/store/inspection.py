@@ -28,7 +28,7 @@ from everbeat.domain.task.states import OVERDUE_MS, TASK_TERMINAL_STATES, TaskSt
 from everbeat.errors import TaskError
 from everbeat.store import rows
 from everbeat.store.rows import Row
-from everbeat.store.statement import Statement, integers, uuids
+from everbeat.store.statement import Statement
 
 _SUMMARY_COLUMNS = 36
 _LEASED: Final = frozenset({TaskState.CLAIMED, TaskState.RUNNING})
@@ -320,22 +320,6 @@ def list_recoveries(
     """
     parameters = query.filters() | {"limit": limit, "most": most, "oldest": oldest}
     return Statement("inspect/list_recoveries", parameters, read_recoveries)
-
-
-class FoundRerun(Struct, frozen=True):
-    """Whether a recovered task ran again, and how many seconds after the last sign of life of the lease with this `fence`."""
-
-    task_id: UUID
-    fence: int
-    after_s: float | None
-    has_ended: bool
-
-
-def reruns(recovered: Sequence[tuple[UUID, int]]) -> Statement[list[FoundRerun]]:
-    """Find when recovered tasks ran again. Each is given by its id and the fence of the dead lease."""
-    ids, fences = [task_id for task_id, _ in recovered], [fence for _, fence in recovered]
-    parameters = {"task_ids": uuids(ids), "fences": integers(fences)}
-    return Statement("inspect/list_reruns", parameters, rows.each(FoundRerun))
 
 
 def last_recovered(query: RecoveryQuery, *, most: int) -> Statement[datetime | None]:

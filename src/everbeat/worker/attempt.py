@@ -12,7 +12,6 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Final, Literal, Protocol, TypeAlias
 
-import msgspec
 from msgspec import Struct
 
 from everbeat.domain.labels import decode_labels
@@ -23,13 +22,13 @@ from everbeat.domain.task.definition import CallCodec, TaskDefinition
 from everbeat.domain.task.policy import RunIn, StoredPolicy
 from everbeat.domain.tracing.tracing import Tracing
 from everbeat.errors import DatabaseError, PayloadError, StopReason, TaskStopped
-from everbeat.errors.wording import storable
 from everbeat.protocol import Answer, LeaseKey, Request
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.log_buffer import LogBuffer
 from everbeat.runtime.processes import ExitReport
 from everbeat.store.claims import Claimed
 from everbeat.worker.context_backend import RequestingBackend
+from everbeat.worker.progress_text import progress_json
 
 
 class Stage(StrEnum):
@@ -146,7 +145,6 @@ ALONE: Final[frozenset[ExecutorName]] = frozenset(("process", "solo"))
 
 _emitting: Final = threading.Lock()
 """Held while an item is numbered and queued, which takes microseconds. A lock for each attempt would cost more."""
-_TEXT_BYTES: Final = 8_192
 _LONGEST_MS: Final = 100 * 365 * 24 * 3_600 * 1_000
 """The longest limit that is used. A limit that was edited by hand might otherwise exceed the range of datetime."""
 
@@ -471,12 +469,6 @@ class Attempt(RequestingBackend):
         for timer in self.timers:
             timer.cancel()
         self.timers = ()
-
-
-def progress_json(*, stage: str, fraction: float | None, message: str) -> bytes:
-    """Return a progress report as stored JSON. Text that JSON cannot represent is escaped, and long text is truncated to 8 kB."""
-    clean = (storable(text, limit=_TEXT_BYTES) for text in (stage, message))
-    return msgspec.json.encode({"stage": next(clean), "fraction": fraction, "message": next(clean)})
 
 
 def attempt_of(

@@ -456,9 +456,7 @@ class ContextSource:
         if not self._made:
             context = self._make()
             context._book.home, context._book.exception_codes = self._home, self.exception_codes
-            self._made.setdefault(
-                "made", context
-            )  # if two threads make one at the same time, the first is kept
+            self._made.setdefault("made", context)  # of two threads at the same time, the first one's is kept
         return self._made["made"]
 
 

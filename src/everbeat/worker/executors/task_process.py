@@ -50,9 +50,10 @@ from everbeat.runtime.main_loop import coroutine_stack, leave, take_signal
 from everbeat.runtime.processes import exit_orphaned
 from everbeat.runtime.resources import ResourceSet
 from everbeat.worker import attempt as ended_as
-from everbeat.worker.attempt import AttemptEnd, CodeFailed, Declined, Succeeded, progress_json
+from everbeat.worker.attempt import AttemptEnd, CodeFailed, Declined, Succeeded
 from everbeat.worker.context_backend import RequestingBackend
 from everbeat.worker.executors.executor import Invoker, PreparedCall
+from everbeat.worker.progress_text import progress_json
 
 PROGRESS_EVERY_S: Final = 0.2
 LOG_EVERY_S: Final = 0.2
