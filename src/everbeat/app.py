@@ -178,10 +178,11 @@ class App(
         self._sender = self._new_sender(limits)
         self._registry = Registry(self._sender)
         self._schedules = ScheduleRegistry(self._sender)
-        self._workflow_sender = WorkflowSender(
-            self._operations, sender=self._sender, knows=self._registry.__contains__
-        )
+        self._workflow_sender = self._new_workflow_sender()
         self._workflows: dict[str, WorkflowDefinition[..., Any]] = {}
+
+    def _new_workflow_sender(self) -> WorkflowSender:
+        return WorkflowSender(self._operations, sender=self._sender, knows=self._registry.__contains__)
 
     def _new_sender(self, limits: Sequence[Limit]) -> CallSender:
         return CallSender(

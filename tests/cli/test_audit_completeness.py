@@ -56,7 +56,7 @@ READING_METHODS: dict[type[Any], set[str]] = {
     App: {
         "audit_log", "bulk_action", "bulk_actions", "dead", "explain", "explain_schedule", "failures", "find", "heartbeats", "inbox", "info",
         "limit_info", "limits", "list_active_workers", "list_batches", "list_pauses", "list_schedules", "list_supervisors", "list_tasks",
-        "list_ticks", "list_workers", "list_workflows", "next_ticks", "outcomes", "queues", "recoveries", "results", "schedule_info",
+        "list_ticks", "list_workers", "list_workflows", "metrics_text", "next_ticks", "outcomes", "queues", "recoveries", "results", "schedule_info",
         "schema_status", "worker_states",
     },
     Handle: {"info", "logs", "outcome", "result", "stream", "streams"},

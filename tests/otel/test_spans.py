@@ -188,7 +188,7 @@ async def test_attempts_are_children_of_the_send_on_request_and_failures_are_err
     assert is_child(first, sent)
     assert is_child(second, sent)
     assert first.links == second.links == ()
-    assert [attributes(span)["error.type"] for span in (first, second)] == ["UNHANDLED_EXCEPTION", "BROKEN"]
+    assert [attributes(span)["error.type"] for span in (first, second)] == ["ValueError", "BROKEN"]
     assert [attributes(span)["everbeat.attempt"] for span in (first, second)] == [1, 2]
     assert first.status.status_code is StatusCode.ERROR
     assert first.events[0].name == "exception"

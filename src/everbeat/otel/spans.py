@@ -24,7 +24,7 @@ from everbeat.domain.tracing.model import (
     TracedWorkflow,
     Tracer,
 )
-from everbeat.errors import WORKER_CRASHED
+from everbeat.errors import UNHANDLED_EXCEPTION, WORKER_CRASHED
 
 MOST_CREATED: Final = 100
 """The largest send of many tasks for which each task gets its own span."""
@@ -292,7 +292,8 @@ def _close(span: Span, end: TracedEnd) -> None:
     if end.how is not None:
         span.set_attribute(names.OUTCOME, end.how)
     if end.how in (None, "failed", "declined"):
-        _fail(span, end.code or end.type or "unknown", error=end.exception, message=end.message)
+        code = None if end.code == UNHANDLED_EXCEPTION else end.code  # the class says more, as in the metrics
+        _fail(span, code or end.type or end.code or "unknown", error=end.exception, message=end.message)
     span.end()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import UTC, datetime
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +21,7 @@ from everbeat.domain.tracing.model import (
     TracedWorkflow,
     Tracer,
 )
+from everbeat.runtime.clock import SystemClock
 from everbeat.sentry.events import Incidents, about, capture_failure
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _of_send(send: TracedSend) -> dict[str, Any]:
 
 
 def _of_attempt(attempt: TracedAttempt) -> dict[str, Any]:
-    began_at = attempt.started_at or datetime.now(UTC)
+    began_at = attempt.started_at or SystemClock().wall()
     latency_ms = (began_at - attempt.due_at).total_seconds() * 1_000
     return {
         names.MESSAGE_ID: str(attempt.task_id),

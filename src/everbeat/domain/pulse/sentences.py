@@ -100,7 +100,7 @@ def recoveries_say(totals: Totals, *, overdue: int) -> Said:
             f"{least}{amount(totals.waiting, 'task')} of the dead {verb} to run again; nothing is overdue",
         )
     if totals.is_cut:
-        lead = f"Each of the latest {totals.recovered:,} tasks of the dead runs again or has ended; nothing is overdue"
+        lead = f"Each of the latest {amount(totals.recovered, 'task')} of the dead runs again or has ended; nothing is overdue"
         return Said("live", lead)
     return Said("live", "Every task of the dead runs again or has ended; nothing is overdue")
 
