@@ -98,3 +98,14 @@ async def test_a_heartbeat_returns_the_workers_that_were_released(
     await release(observer.recoverer(), ["w1"])
     answer = db.run(workers.beat("s1", [], draining=False, worker_ids=["w1", "w2"]))
     assert (answer.seq, answer.ended) == (2, ("w1",))
+
+
+async def test_a_heartbeat_returns_the_workers_whose_rows_are_missing(
+    observer: ManualObserver, db: StoreHarness
+) -> None:
+    """A server can come back without its last commits: a standby that was behind, or without synchronous_commit."""
+    observer.beat("s1")
+    db.connection.execute(db.plain("delete from {schema}.workers where id = 'w2'"))
+    assert db.run(workers.beat("s1", [], draining=False, worker_ids=["w1", "w2"])).ended == ("w2",)
+    db.run(workers.end_supervisor("s1", how="age"))
+    assert db.run(workers.beat("s1", [], draining=False, worker_ids=["w1", "w2"])).seq is None

@@ -91,6 +91,7 @@ def test_a_resource_that_breaks_later_is_the_start_problem_of_the_tree(
     scenario: Scenario, program: ModuleType
 ) -> None:
     tree = scenario.ready_tree(program="surrounded", worker={"processes": 1})
+    send(scenario, program, "on_loop", tree=tree)  # a tree whose first worker never gets ready ends
     scenario.open_gate("broken")
     (row,) = scenario.workers(tree)
     os.kill(row["pid"], signal.SIGKILL)

@@ -329,6 +329,19 @@ async def test_an_idle_supervisor_sends_at_most_two_statements_a_second(new_serv
     await registered.supervision.close()
 
 
+async def test_a_worker_whose_row_is_lost_continues_under_a_new_id(
+    registered: RegisteredSupervisor, db: StoreHarness
+) -> None:
+    """A server that comes back without its last commits knows the supervisor, but not the worker: it would claim nothing for ever."""
+    lost = registered.worker.worker_id
+    db.connection.execute(db.plain("delete from {schema}.workers"))
+    welcome = (await registered.messages.next(Adopt)).welcome
+    assert welcome.worker_id == registered.worker.worker_id != lost
+    assert [each for (each,) in db.table("workers", "id")] == [welcome.worker_id]
+    task = db.send()
+    assert [each.id for each in db.claim(welcome.worker_id)] == [task]
+
+
 async def test_a_released_live_worker_continues_under_a_new_id(
     registered: RegisteredSupervisor, db: StoreHarness
 ) -> None:

@@ -65,7 +65,7 @@ class WorkerRow(Struct, frozen=True, kw_only=True):
 class BeatAnswer(Struct, frozen=True):
     """The reply to a heartbeat. `seq` is None if the supervisor has ended. Leases are (task id, claim_id[, worker id]) tuples.
 
-    `ended`: the supervisor's workers that other processes have ended. `quiet`: an operator has made the tree quiet.
+    `ended`: the supervisor's workers whose rows have ended or are missing. `quiet`: an operator has made the tree quiet.
     """
 
     seq: int | None

@@ -357,13 +357,14 @@ class Supervision:
             for worker in list(self.workers):
                 worker.rename()
                 if await self.session.run(workers.register_worker(self._worker_row(worker))):
+                    worker.is_registered = True
                     worker.send(Adopt(self.welcome(worker)))
 
     async def adopt_anew(self, worker_id: str) -> None:
-        """Register a living worker under a new id after an operator has declared it dead. The worker's leases are lost."""
+        """Register a living worker under a new id, because its row has ended or is missing. The worker's leases are lost."""
         for worker in [worker for worker in self.workers if worker.worker_id == worker_id]:
             worker.rename()
-            _log.warning("worker_released worker_id=%s new_id=%s", worker_id, worker.worker_id)
+            _log.warning("worker_registered_again worker_id=%s new_id=%s", worker_id, worker.worker_id)
             await self._register(worker)
             worker.send(Adopt(self.welcome(worker)))
 
@@ -372,6 +373,7 @@ class Supervision:
         while not await self.session.run(workers.register_worker(row)):
             await self.come_back(row.supervisor_id)
             row = self._worker_row(worker)
+        worker.is_registered = row.id == worker.worker_id
         if worker.declared is not None:
             self._declarations.apply_now()
             self._declarations_runner.wake_now()

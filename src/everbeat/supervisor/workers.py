@@ -73,6 +73,7 @@ class SupervisedWorker:
         self.heard_at = clock.monotonic()
         self.send = send
         self.worker_id = new_id(pid)
+        self.is_registered = False
         self.held: dict[UUID, UUID] = {}
         self.is_quiet = False
         self.tick: Tick | None = None
@@ -88,6 +89,7 @@ class SupervisedWorker:
     def rename(self) -> None:
         """Give the worker a new id and no leases, because it was declared dead under the old id."""
         self.worker_id = new_id(self.pid)
+        self.is_registered = False
         self.starts_version = False
         self._lost_since += len(self.held)
         self.held.clear()
@@ -231,7 +233,7 @@ class Heartbeat:
                     supervisor_id,
                     held,
                     draining=self.draining,
-                    worker_ids=[worker.worker_id for worker in beating],
+                    worker_ids=[worker.worker_id for worker in beating if worker.is_registered],
                 ),
                 patience_s=self.interval_s,
             )

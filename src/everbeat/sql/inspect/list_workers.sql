@@ -3,7 +3,7 @@
 -- standby, heartbeats arrive late, so an old heartbeat proves nothing and staleness is null. A worker is lost if its tree no longer has a
 -- session in PostgreSQL. Tasks are counted only for the workers that are listed.
 with listed as materialized (
-    select w, s, beat.at
+    select w.id, beat.at
     from {schema}.workers w
     join {schema}.supervisors s on s.id = w.supervisor_id
     cross join lateral (select greatest(s.last_beat_at, w.last_beat_at, w.started_at) as at) beat
@@ -12,16 +12,18 @@ with listed as materialized (
     limit %(limit)s
 )
 select
-    (l.w).id, (l.w).supervisor_id, (l.w).hostname, (l.w).pid, (l.w).queues, (l.w).started_at, l.at as last_heartbeat_at,
-    nullif(l.at < statement_timestamp() - case when %(exact)s then %(stale_ms)s else greatest(%(stale_ms)s, (l.s).claimed_stale_ms) end * interval '1 millisecond', pg_is_in_recovery() or null) as is_stale,
-    (l.s).draining, coalesce((l.w).ended_at, (l.s).ended_at) as ended_at, coalesce((l.w).ended_how, (l.s).ended_how) as ended_how, (l.w).ended_cause,
-    (l.w).exit_code, (l.w).signal, (l.w).metadata::text, held.claimed, held.running,
-    coalesce((l.w).ended_at, (l.s).ended_at) is null and (l.s).id = any (array(select x.id from {schema}.trees_without_session() x)) as session_lost,
-    (l.s).quiet_since
+    w.id, w.supervisor_id, w.hostname, w.pid, w.queues, w.started_at, l.at as last_heartbeat_at,
+    nullif(l.at < statement_timestamp() - case when %(exact)s then %(stale_ms)s else greatest(%(stale_ms)s, s.claimed_stale_ms) end * interval '1 millisecond', pg_is_in_recovery() or null) as is_stale,
+    s.draining, coalesce(w.ended_at, s.ended_at) as ended_at, coalesce(w.ended_how, s.ended_how) as ended_how, w.ended_cause,
+    w.exit_code, w.signal, w.metadata::text, held.claimed, held.running,
+    coalesce(w.ended_at, s.ended_at) is null and s.id = any (array(select x.id from {schema}.trees_without_session() x)) as session_lost,
+    s.quiet_since
 from listed l
+join {schema}.workers w on w.id = l.id
+join {schema}.supervisors s on s.id = w.supervisor_id
 cross join lateral (
     select count(*) filter (where t.state = 'CLAIMED') as claimed, count(*) filter (where t.state = 'RUNNING') as running
     from {schema}.tasks t
-    where t.claimed_by_worker_id = (l.w).id and t.state in ('CLAIMED', 'RUNNING')
+    where t.claimed_by_worker_id = w.id and t.state in ('CLAIMED', 'RUNNING')
 ) held
-order by l.at desc, (l.w).id
+order by l.at desc, w.id

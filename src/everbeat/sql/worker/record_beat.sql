@@ -1,6 +1,6 @@
 -- Record one heartbeat: the proof of life of a supervisor for the leases that it holds in memory. The reply contains the lost leases, the
--- cancel requests, the leases without a process (phantoms), and the workers that other observers have ended. The reply also shows whether
--- the tree is quiet. If the reply has no row "beat", this supervisor was ended. The sequence starts again after its last value; observers
+-- cancel requests, the leases without a process (phantoms), and the workers that can no longer claim. Others have ended these workers, or
+-- a server that lost its last commits does not know them. The reply also shows whether the tree is quiet. If the reply has no row "beat", this supervisor was ended. The sequence starts again after its last value; observers
 -- only compare it with the previous one. Losing a heartbeat in a server crash does no harm, so the heartbeat does not wait for the disk.
 with relaxed as materialized (
     select set_config('synchronous_commit', 'off', true)
@@ -33,4 +33,5 @@ where l.cancel_requested_at is not null and exists (select from held h where h.c
 union all
 select 'phantom', l.id, l.claim_id, l.claimed_by_worker_id from lease l where not exists (select from held h where h.claim_id = l.claim_id)
 union all
-select 'ended', null, null, w.id from {schema}.workers w where w.id = any(%(worker_ids)s::text[]) and w.ended_at is not null
+select 'ended', null, null, mine.id from unnest(%(worker_ids)s::text[]) as mine (id)
+where not exists (select from {schema}.workers w where w.id = mine.id and w.ended_at is null)
