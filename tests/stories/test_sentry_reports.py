@@ -28,8 +28,9 @@ def test_a_failure_and_a_death_are_one_event_each_and_attempts_join_the_trace_of
         tree = scenario.ready_tree(program="reported", recovery=FAST)
         (worker,) = scenario.workers(tree)
         with sentry_sdk.start_transaction(op="script", name="send") as sending:
-            failed, died = reported.fails.send(), reported.dies.send()
-        assert failed.outcome(timeout=60).error.code == "UNHANDLED_EXCEPTION"
+            failed = reported.fails.send()
+            assert failed.outcome(timeout=60).error.code == "UNHANDLED_EXCEPTION"
+            died = reported.dies.send()  # earlier, the death could also hit the first task
         assert died.result(timeout=60) == "done"
         scenario.until(
             lambda: len(items(scenario, "event")) == 2, within=20, what="both events are sent", tree=tree

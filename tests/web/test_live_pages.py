@@ -171,7 +171,9 @@ def check_the_past(address: str, scenario: Scenario, tree: str, *, killed_at: fl
         name: {each["supervisor_id"]: each["state"] for each in page["trees"]}.get(tree)
         for name, page in found.items()
     }
-    assert states == {"before": "beats", "unnoticed": "beats", "after": "dead"}
+    # On a busy machine, a living tree misses beats, and two are missed before a death that is noticed late.
+    alive = ("beats", "late")
+    assert (states["before"] in alive, states["unnoticed"] in alive, states["after"]) == (True, True, "dead")
     lost = {run["task_id"] for run in found["before"]["runs"] if run["outcome"] in ("LOST", "CRASHED")}
     recovered = {
         str(each["task_id"])
