@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -111,7 +112,7 @@ async def test_a_timeout_is_an_event_although_the_code_raised_nothing(
 
     @app.task(timeout="1s")
     async def slow() -> None:
-        await __import__("asyncio").sleep(60)
+        await asyncio.Event().wait()
 
     handle = await slow.asend()
     async with working(app):

@@ -87,7 +87,7 @@ def order(scenario: Scenario, program: ModuleType, kind: str, *, tree: Tree) -> 
 )
 def test_a_request_a_killed_attempt_and_its_second_run_are_one_readable_trace(
     scenario: Scenario, program: ModuleType, mode: str, kind: str
-) -> None:
+) -> None:  # O6
     tree = scenario.ready_tree(program="traced", worker=WORKER)
     task_id = order(scenario, program, kind, tree=tree)
     assert tree.stop() == 0
