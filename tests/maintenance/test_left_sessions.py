@@ -11,8 +11,10 @@ from psycopg.conninfo import make_conninfo
 
 from everbeat.maintenance.cleanup import (
     CHECKS,
+    CHECKS_OF_REQUEST,
     RECHECK_S,
     AnswersUnread,
+    RequestsPartial,
     SessionsEnded,
     SessionsLeft,
     UselessSessionWatch,
@@ -23,7 +25,7 @@ from everbeat.store.target import Target
 from tests.conftest import NewServer
 from tests.nats_server import free_port
 from tests.recovering.conftest import ManualObserver, StoreHarness, db, observer
-from tests.store.test_remaining_sessions import is_open, session_of, unread_by
+from tests.store.test_remaining_sessions import is_open, partly_sent_by, session_of, unread_by
 
 __all__ = ["db", "observer"]
 
@@ -103,6 +105,25 @@ async def test_a_session_whose_answer_stays_unread_is_ended_after_several_checks
     assert isinstance(told, AnswersUnread)
     assert told.sessions == ("everbeat-s1 worker 1.1",)
     assert observer.told(SessionsEnded) == observer.told(SessionsLeft) == []
+
+
+async def test_a_session_with_a_part_of_a_request_is_ended_after_a_minute_of_checks(
+    observer: ManualObserver, db: StoreHarness
+) -> None:
+    service = leftovers(observer)
+    with session_of(db.target, "s1") as session, partly_sent_by(session, db):
+        for _ in range(CHECKS_OF_REQUEST - 1):
+            assert await service.tick() == RECHECK_S
+        assert is_locked(db)
+        await service.tick()
+        give_up_at = time.monotonic() + 30
+        while is_locked(db):
+            assert time.monotonic() < give_up_at
+        assert await service.tick() is None
+    (told,) = observer.told(RequestsPartial)
+    assert isinstance(told, RequestsPartial)
+    assert told.sessions == ("everbeat-s1 worker 1.1",)
+    assert observer.told(AnswersUnread) == observer.told(SessionsEnded) == []
 
 
 async def test_a_session_that_reads_one_answer_after_another_is_not_ended(

@@ -464,8 +464,18 @@ MUTANTS = [
         sessions.test_a_session_of_a_dead_tree_that_executes_a_statement_is_not_ended,
     ),
     Mutant(
-        "an idle session counts as one with an unread reply", "worker/list_remaining_sessions", "m.wait_event = 'ClientWrite'",
-        "m.wait_event_type = 'Client'", sessions.test_a_session_is_ended_only_while_the_reply_that_was_seen_is_unread,
+        "an idle session counts as one with an unread reply", "worker/list_remaining_sessions", "(m.wait_event = 'ClientWrite'",
+        "(m.wait_event_type = 'Client'", sessions.test_a_session_is_ended_only_while_the_reply_that_was_seen_is_unread,
+    ),
+    Mutant(
+        "a session in a transaction counts as one with a partial request", "worker/list_remaining_sessions",
+        "a.state = 'active' and a.wait_event", "a.wait_event",
+        sessions.test_a_session_is_ended_while_it_has_a_part_of_the_request_that_was_seen,
+    ),
+    Mutant(
+        "a session that has its whole request by now is ended", "worker/end_sessions",
+        "(a.state = 'active' and a.wait_event = 'ClientRead')", "a.wait_event = 'ClientRead'",
+        sessions.test_a_session_is_ended_while_it_has_a_part_of_the_request_that_was_seen,
     ),
     Mutant(
         "a session that executes another statement by now is ended", "worker/end_sessions",
@@ -473,7 +483,7 @@ MUTANTS = [
         sessions.test_a_session_is_ended_only_while_the_reply_that_was_seen_is_unread,
     ),
     Mutant(
-        "a session that has read its reply by now is ended", "worker/end_sessions", "else a.wait_event = 'ClientWrite' end", "else true end",
+        "a session that has read its reply by now is ended", "worker/end_sessions", "else a.wait_event = 'ClientWrite' or", "else true or",
         sessions.test_a_session_that_read_its_reply_after_the_check_is_not_ended,
     ),
     Mutant(

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import Connection, sql
 from psycopg.conninfo import make_conninfo
+from psycopg.pq import ConnStatus, ExecStatus
 
 from everbeat.store import migrating, retention, workers
 from everbeat.store.session import Session
@@ -52,6 +53,26 @@ def unread_by(connection: Connection[Any], db: StoreHarness, row: str = "w1") ->
     yield
     while connection.pgconn.get_result() is not None:
         pass
+
+
+@contextmanager
+def partly_sent_by(connection: Connection[Any], db: StoreHarness) -> Iterator[None]:
+    """Send a statement that locks a row, and the end of its request only when the block ends."""
+    lock = db.plain("select from {schema}.workers where id = 'w1' for update")
+    connection.pgconn.enter_pipeline_mode()
+    connection.pgconn.send_query_params(lock, [])
+    connection.pgconn.flush()
+    waits = "select from pg_stat_activity where pid = %s and state = 'active' and wait_event = 'ClientRead'"
+    while db.connection.execute(waits, [connection.info.backend_pid]).fetchone() is None:
+        pass
+    yield
+    if connection.pgconn.status == ConnStatus.OK:
+        connection.pgconn.pipeline_sync()
+    while connection.pgconn.status == ConnStatus.OK:
+        result = connection.pgconn.get_result()
+        if result is not None and result.status == ExecStatus.PIPELINE_SYNC:
+            connection.pgconn.exit_pipeline_mode()
+            break
 
 
 def is_open(connection: Connection[Any]) -> bool:
@@ -112,6 +133,24 @@ def test_a_session_that_read_its_reply_after_the_check_is_not_ended(db: StoreHar
             (seen,) = db.run(retention.remaining_sessions())
         assert db.run(retention.end_sessions([seen])) == frozenset()
         assert is_open(session)
+
+
+def test_a_session_is_ended_while_it_has_a_part_of_the_request_that_was_seen(db: StoreHarness) -> None:
+    with session_of(db.target, "s1") as session:
+        with partly_sent_by(session, db):
+            (seen,) = db.run(retention.remaining_sessions())
+            assert (seen.session, seen.is_left, seen.may_end, seen.is_partial) == (
+                "everbeat-s1 worker 1.1",
+                False,
+                True,
+                True,
+            )
+        assert db.run(retention.remaining_sessions()) == []
+        assert db.run(retention.end_sessions([seen])) == frozenset()
+        with partly_sent_by(session, db):
+            (seen,) = db.run(retention.remaining_sessions())
+            assert db.run(retention.end_sessions([seen])) == {session.info.backend_pid}
+        assert not is_open(session)
 
 
 def test_a_session_of_another_role_with_the_name_of_a_dead_tree_is_not_ended(db: StoreHarness) -> None:

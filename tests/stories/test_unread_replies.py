@@ -46,8 +46,8 @@ def claims_wait(scenario: Scenario, tree: Tree) -> Iterator[None]:
 
 
 def at_work(scenario: Scenario) -> bool:
-    """Whether a session of a worker executes a statement."""
-    active = "select from pg_stat_activity where state = 'active' and application_name like %s"
+    """Whether a session of a worker executes a statement. A frozen worker might have sent only a part of one."""
+    active = "select from pg_stat_activity where state = 'active' and wait_event is distinct from 'ClientRead' and application_name like %s"
     return bool(scenario.query(active, "% worker %"))
 
 

@@ -331,6 +331,8 @@ CHECKS: Final = 6
 
 Including the interval before the first check, this takes at most 11 s.
 """
+CHECKS_OF_REQUEST: Final = 60
+"""The same for a request that has arrived only in part. A large request over a slow network has a minute to arrive."""
 
 
 class SessionsEnded(Event, frozen=True, kw_only=True):
@@ -350,8 +352,17 @@ class AnswersUnread(Event, frozen=True, kw_only=True):
     fix: str
 
 
+class RequestsPartial(Event, frozen=True, kw_only=True):
+    """Sessions were terminated because their processes sent only a part of a request. These processes reconnect and repeat the statement."""
+
+    component = "maintenance"
+    level = logging.WARNING
+    sessions: tuple[str, ...]
+    fix: str
+
+
 class SessionsLeft(Event, frozen=True, kw_only=True):
-    """Some sessions belong to dead trees or have unread replies, but this role cannot terminate them.
+    """Some sessions belong to dead trees or wait for frozen processes, but this role cannot terminate them.
 
     The sessions keep their connections and locks.
     """
@@ -363,24 +374,29 @@ class SessionsLeft(Event, frozen=True, kw_only=True):
     fix: str
 
 
-class UnreadAnswers:
-    """Counts the consecutive checks that found the same unread reply in each session."""
+class HaltedSessions:
+    """Counts the consecutive checks that found the same unread reply, or the same partial request, in each session."""
+
+    has_suspects: bool
+    """Whether more checks are needed to determine whether a session's process continues."""
 
     def __init__(self) -> None:
         self._checks: dict[tuple[int, datetime | None], int] = {}
-
-    @property
-    def has_suspects(self) -> bool:
-        """Return whether more checks are needed to determine whether a reply is being read."""
-        return any(checks < CHECKS for checks in self._checks.values())
+        self.has_suspects = False
 
     def see(self, found: Iterable[RemainingSession]) -> list[RemainingSession]:
         """Record the sessions found by one check. Return the sessions that have been found in enough consecutive checks."""
-        unread = [each for each in found if not each.is_left]
+        halted = [each for each in found if not each.is_left]
         self._checks = {
-            (each.pid, each.since): self._checks.get((each.pid, each.since), 0) + 1 for each in unread
+            (each.pid, each.since): self._checks.get((each.pid, each.since), 0) + 1 for each in halted
         }
-        return [each for each in unread if self._checks[each.pid, each.since] >= CHECKS]
+        doomed = [
+            each
+            for each in halted
+            if self._checks[each.pid, each.since] >= (CHECKS_OF_REQUEST if each.is_partial else CHECKS)
+        ]
+        self.has_suspects = len(doomed) < len(halted)
+        return doomed
 
 
 class UselessSessionWatch:
@@ -395,17 +411,17 @@ class UselessSessionWatch:
         self.interval_s = min(environment.config.check_interval_ms / 1_000, _LONGEST_SESSION_INTERVAL_S)
         self._environment = environment
         self._emit = environment.events.emit
-        self._unread = UnreadAnswers()
+        self._halted = HaltedSessions()
         self._reported: set[tuple[int, str]] = set()
         self._ended: set[tuple[int, str]] = set()
 
     async def tick(self) -> float | None:
         """Terminate sessions that hold locks without using them. Report a session that cannot be terminated only once.
 
-        If any sessions are suspected of not reading their reply, return the number of seconds until the next check.
+        If any sessions are suspected of waiting for a frozen process, return the number of seconds until the next check.
         """
         found = await self._environment.run_once(retention.remaining_sessions())
-        useless = [each for each in found if each.is_left] + self._unread.see(found)
+        useless = [each for each in found if each.is_left] + self._halted.see(found)
         await self._end([each for each in useless if each.may_end])
         left = {(each.pid, each.session): each.role for each in useless if not each.may_end}
         if new := sorted(left.keys() - self._reported):
@@ -416,17 +432,21 @@ class UselessSessionWatch:
             )
             self._emit(SessionsLeft(sessions=tuple(name for _, name in new), roles=roles, fix=fix))
         self._reported = set(left)
-        return RECHECK_S if self._unread.has_suspects else None
+        return RECHECK_S if self._halted.has_suspects else None
 
     async def _end(self, doomed: list[RemainingSession]) -> None:
         pids: frozenset[int] = frozenset()
         if doomed:
             pids = await self._environment.run_once(retention.end_sessions(doomed))
-        ended = {(each.pid, each.session): each.is_left for each in doomed if each.pid in pids}
-        new = sorted(ended.keys() - self._ended)  # a backend takes a short time to exit
-        if dead := tuple(name for pid, name in new if ended[pid, name]):
+        ended = {(each.pid, each.session): each for each in doomed if each.pid in pids}
+        new = [
+            ended[key] for key in sorted(ended.keys() - self._ended)
+        ]  # a backend takes a short time to exit
+        if dead := tuple(each.session for each in new if each.is_left):
             self._emit(SessionsEnded(sessions=dead))
-        if unread := tuple(name for pid, name in new if not ended[pid, name]):
-            fix = "see whether these processes are frozen, or whether async code blocks their loops"
+        fix = "see whether these processes are frozen, or whether async code blocks their loops"
+        if unread := tuple(each.session for each in new if not each.is_left and not each.is_partial):
             self._emit(AnswersUnread(sessions=unread, fix=fix))
+        if partial := tuple(each.session for each in new if not each.is_left and each.is_partial):
+            self._emit(RequestsPartial(sessions=partial, fix=fix))
         self._ended = set(ended)

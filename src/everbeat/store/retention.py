@@ -245,7 +245,8 @@ class RemainingSession(Struct, frozen=True):
     """An unused session that still holds locks: its backend's pid, its application name and its role.
 
     `since` changes with each of the session's statements; None means that this role cannot see it. `is_left`: the session's tree is dead.
-    Otherwise, the client was not reading a reply when the sessions were listed. `may_end`: this role is allowed to terminate the session.
+    Otherwise, the client was not reading a reply when the sessions were listed. If `is_partial`, it had sent only a part of a request.
+    `may_end`: this role is allowed to terminate the session.
     """
 
     pid: int
@@ -254,6 +255,7 @@ class RemainingSession(Struct, frozen=True):
     since: datetime | None
     is_left: bool
     may_end: bool
+    is_partial: bool
 
 
 def silent_supervisors(*, silent_ms: int, exact: bool = False) -> Statement[list[SilentSupervisor]]:
@@ -269,7 +271,7 @@ def silent_supervisors(*, silent_ms: int, exact: bool = False) -> Statement[list
 
 
 def remaining_sessions() -> Statement[list[RemainingSession]]:
-    """List the sessions that dead trees left behind, and the sessions of any tree whose client is currently not reading a reply."""
+    """List the sessions that dead trees left behind, and the sessions of any tree that wait for its process in the middle of a statement."""
     return Statement("worker/list_remaining_sessions", {}, rows.each(RemainingSession), of_sessions=True)
 
 

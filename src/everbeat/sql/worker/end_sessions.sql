@@ -8,4 +8,4 @@ from login
 cross join unnest(%(pids)s::integer[], %(since)s::timestamptz[], %(are_left)s::boolean[]) as found (pid, since, is_left)
 cross join lateral pg_stat_get_activity(coalesce(nullif(login.role, 'none')::integer, found.pid)) a
 where greatest(a.backend_start, a.xact_start, a.query_start) = found.since
-  and case when found.is_left then a.wait_event_type = 'Client' else a.wait_event = 'ClientWrite' end
+  and case when found.is_left then a.wait_event_type = 'Client' else a.wait_event = 'ClientWrite' or (a.state = 'active' and a.wait_event = 'ClientRead') end

@@ -1,8 +1,8 @@
 -- List unused sessions of trees. Such sessions hold locks or prevent the removal of dead rows on the server. `is_left`: the session was
 -- left by a dead tree and is waiting for its client. A session that is committing is left out, because closing it could reveal a commit
--- that the standby might lose. The other listed sessions are sending a reply that their process does not read; a caller must see such a
--- session several times before closing it. Of these, only sessions on Unix sockets are listed: over TCP, tcp_user_timeout detects whether
--- the client reads. A tree is not dead if its supervisor is live or has shut down normally. If the session's role is not the tree's role,
+-- that the standby might lose. The other listed sessions are sending a reply that their process does not read, or have received only a
+-- part of a request (`is_partial`); a caller must see such a session several times before closing it. A session with an unread reply is
+-- listed only if it is on a Unix socket: over TCP, tcp_user_timeout detects whether the client reads. A tree is not dead if its supervisor is live or has shut down normally. If the session's role is not the tree's role,
 -- the session uses the tree's name by chance or to deceive. `is_left` is never true for a session of the caller's own tree. `since` changes
 -- with each connection, transaction and statement. The statement runs as the login role, as in inspect/read_session_activity: another role
 -- cannot see the state of these sessions.
@@ -16,6 +16,7 @@ tree as materialized (
 ),
 remaining as materialized (
     select a.pid, a.application_name, r.rolname::text as role, a.wait_event_type, a.wait_event, a.client_port,
+        a.state = 'active' and a.wait_event = 'ClientRead' as is_partial,
         greatest(a.backend_start, a.xact_start, a.query_start) as since,
         t.is_dead and t.name <> split_part(current_setting('application_name'), ' ', 1) as is_left,
         has_function_privilege(session_user, 'pg_catalog.pg_terminate_backend'::regproc, 'EXECUTE') and (
@@ -31,7 +32,10 @@ remaining as materialized (
     join pg_roles own on own.rolname = session_user
     where a.datid = (select d.oid from pg_database d where d.datname = current_database())
 )
-select m.pid, m.application_name, m.role, m.since, m.is_left, m.may_end
+select m.pid, m.application_name, m.role, m.since, m.is_left, m.may_end, coalesce(m.is_partial, false)
 from remaining m
-where case when m.is_left then m.wait_event_type = 'Client' or not m.may_end else m.wait_event = 'ClientWrite' and m.client_port = -1 end
+where case
+    when m.is_left then m.wait_event_type = 'Client' or not m.may_end
+    else (m.wait_event = 'ClientWrite' and m.client_port = -1) or m.is_partial
+end
 order by m.pid
