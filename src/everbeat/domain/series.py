@@ -118,18 +118,21 @@ class EventCounts(Struct, array_like=True):
 
 
 class RateCounter:
-    """Counts the events of attempts in one process, and in `events` other events, until they are taken. Not thread-safe."""
+    """Counts the events of attempts in one process, and in `events` other events, until they are taken. Not thread-safe.
+
+    `started` and `ended` are called for each attempt, so they do as little as possible.
+    """
 
     def __init__(self) -> None:
         self.events = EventCounts()
         self._counts: dict[tuple[str, str], RateCounts] = {}
 
-    def started(self, queue: str, name: str, *, wait_s: float) -> None:
+    def started(self, queue: str, name: str, wait_s: float) -> None:
         """Count an attempt whose code begins `wait_s` seconds after its task was due."""
         counts = self._counts.get((queue, name)) or self._new(queue, name)
-        wait_s = max(0.0, wait_s)
         counts.started += 1
-        counts.wait_s += wait_s
+        if wait_s > 0.0:
+            counts.wait_s += wait_s
         counts.waits[bisect_left(CLASS_BOUNDS_S, wait_s)] += 1
 
     def ended(
@@ -137,7 +140,6 @@ class RateCounter:
         queue: str,
         name: str,
         result: AttemptResult,
-        *,
         run_s: float | None = None,
         error: bytes | None = None,
     ) -> None:
@@ -152,8 +154,8 @@ class RateCounter:
         else:
             setattr(counts, result, getattr(counts, result) + 1)
         if run_s is not None:
-            run_s = max(0.0, run_s)
-            counts.run_s += run_s
+            if run_s > 0.0:
+                counts.run_s += run_s
             counts.runs[bisect_left(CLASS_BOUNDS_S, run_s)] += 1
 
     def expired(self, queue: str, name: str) -> None:

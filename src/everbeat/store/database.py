@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
 import psycopg
-from psycopg import AsyncConnection, Connection
+from psycopg import AsyncConnection, AsyncRawCursor, Connection, RawCursor
 
 from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
 from everbeat.store.announcer import FLUSH_S, Announcer, announcement
@@ -32,7 +32,7 @@ from everbeat.store.refusals import is_alive
 from everbeat.store.retention import LeftSessions
 from everbeat.store.rows import Row
 from everbeat.store.session import RunStatement
-from everbeat.store.statement import Statement, compose, has_rows
+from everbeat.store.statement import Statement, has_rows, request
 from everbeat.store.target import Target, atransaction, is_pooled, transaction
 
 MOST_CONNECTIONS: Final = 8
@@ -213,7 +213,7 @@ class Database:
     def _rows(self, connection: Connection[Any], statement: Statement[Any]) -> Sequence[Row]:
         if statement.of_sessions and is_pooled(connection):
             return []
-        cursor = connection.execute(compose(statement.name, self.target.schema), statement.parameters)
+        cursor = RawCursor(connection).execute(*request(statement, self.target.schema))
         return cursor.fetchall() if has_rows(cursor) else []
 
     @contextmanager
@@ -301,7 +301,7 @@ class Database:
     async def _arows(self, connection: AsyncConnection[Any], statement: Statement[Any]) -> Sequence[Row]:
         if statement.of_sessions and is_pooled(connection):
             return []
-        cursor = await connection.execute(compose(statement.name, self.target.schema), statement.parameters)
+        cursor = await AsyncRawCursor(connection).execute(*request(statement, self.target.schema))
         return await cursor.fetchall() if has_rows(cursor) else []
 
     @asynccontextmanager

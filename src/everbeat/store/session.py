@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, Final, TypeAlias, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, AsyncRawCursor
 
 from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable
 from everbeat.runtime.blocking import hang_up
@@ -22,7 +22,7 @@ from everbeat.runtime.fork import generation
 from everbeat.store.connection import PATIENT_KEEPALIVES, WatchedAsyncConnection
 from everbeat.store.patience import LONGEST_PAUSE_S, given_up, repeat_backoff
 from everbeat.store.refusals import is_alive, is_outage, is_repeatable, may_be_gone
-from everbeat.store.statement import Statement, compose, has_rows
+from everbeat.store.statement import Statement, compose, has_rows, request
 from everbeat.store.target import Target, atransaction, is_pooled
 
 
@@ -257,9 +257,7 @@ class Session:
             return statement.read([])
         began_at = monotonic()
         with self._bounded(connection):
-            cursor = await connection.execute(
-                compose(statement.name, self.target.schema), statement.parameters
-            )
+            cursor = await AsyncRawCursor(connection).execute(*request(statement, self.target.schema))
             found = await cursor.fetchall() if has_rows(cursor) else []
             self.answers += 1
         self._was_slow |= monotonic() - began_at > _SLOW_S

@@ -37,6 +37,7 @@ class Statement(Struct, Generic[T], frozen=True):
     hints: Sequence[str] = ()
 
 
+_PLACEHOLDER: Final = re.compile(r"%(?:\((\w+)\)s|%)")
 _FRAGMENT: Final = re.compile(r"\{(fragment/\w+)\}")
 _OPENING_COMMENT: Final = re.compile(r"\A(?:--.*\n)+")
 
@@ -77,6 +78,26 @@ def compose(name: str, schema: str, *, concurrently: bool = False) -> bytes:
     template = sql.SQL(shortened(source(file), parts=parts))  # from our own package, never from data
     word = sql.SQL("concurrently" if concurrently else "")
     return template.format(schema=sql.Identifier(schema), concurrently=word).as_bytes(None)
+
+
+@cache
+def with_numbers(text: bytes) -> tuple[bytes, tuple[str, ...]]:
+    """Return a statement's text with the placeholders `$1`, `$2` …, and the names of its parameters in this order."""
+    names: dict[str, int] = {}
+
+    def number(found: re.Match[str]) -> str:
+        return f"${names.setdefault(found[1], len(names) + 1)}" if found[1] else "%"
+
+    return _PLACEHOLDER.sub(number, text.decode()).encode(), tuple(names)
+
+
+def request(statement: Statement[Any], schema: str) -> tuple[bytes, Sequence[Any]]:
+    """Return the text and the parameters of a statement for a raw cursor.
+
+    psycopg's other cursors replace the placeholders at each execution of a text of more than 4 KiB, which can take 0.1 ms.
+    """
+    text, names = with_numbers(compose(statement.name, schema))
+    return text, [statement.parameters[name] for name in names]
 
 
 def has_rows(cursor: Cursor[Any] | AsyncCursor[Any]) -> bool:

@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 from everbeat.domain.recovery.decision import Stall
 from everbeat.errors import EverbeatError, StopReason
 from everbeat.protocol import LeaseKey
-from everbeat.runtime.events import LeasesLost, ZombieRefused
+from everbeat.runtime.events import LeasesLost, TaskFinished, ZombieRefused
 from everbeat.runtime.processes import ExitReport
 from everbeat.store.leases import Settlement
 from everbeat.worker.attempt import (
@@ -265,13 +265,14 @@ class AttemptLifecycle:
 
     def settled(self, verdicts: Iterable[tuple[Attempt, Settlement, str]]) -> None:
         """Stop holding the attempts after the database has reported the results of their settlements."""
+        is_heard = self._events.has_listeners(TaskFinished)
         for attempt, settlement, verdict in verdicts:
             try:
-                self._settled(attempt, settlement, verdict)
+                self._settled(attempt, settlement, verdict, is_heard=is_heard)
             except Exception:  # noqa: BLE001 - a failure in handling one verdict must not lose the others
                 _log.exception("settled_badly task_id=%s verdict=%s", attempt.id, verdict)
 
-    def _settled(self, attempt: Attempt, settlement: Settlement, verdict: str) -> None:
+    def _settled(self, attempt: Attempt, settlement: Settlement, verdict: str, *, is_heard: bool) -> None:
         self._let_go(attempt, "SETTLED")
         if verdict == "lost":
             self._rates.events.refuse("settle")
@@ -287,8 +288,9 @@ class AttemptLifecycle:
             duration_s = self._clock.monotonic() - attempt.launched_at
             result = rate_of(settlement, state)
             task, error = attempt.task, settlement.error
-            self._rates.ended(task.queue, task.name, result, run_s=duration_s, error=error)
-            emit_finished(self._events, attempt, state, duration_s)
+            self._rates.ended(task.queue, task.name, result, duration_s, error)
+            if is_heard:
+                emit_finished(self._events, attempt, state, duration_s)
 
     def committed(self, attempt: Attempt) -> None:
         """Stop holding an attempt that its own code completed. Its timeout still applies to the code."""
@@ -317,7 +319,7 @@ class AttemptLifecycle:
         """Count an attempt whose code begins. The database's clock measured both the time at which the task was due, and the start."""
         task, started_at = attempt.task, attempt.started_at
         wait_s = 0.0 if started_at is None else (started_at - task.enqueued_at).total_seconds()
-        self._rates.started(task.queue, task.name, wait_s=wait_s)
+        self._rates.started(task.queue, task.name, wait_s)
 
     def _stop_after_commit(self, attempt: Attempt) -> None:
         attempt.stop = StopRequest("timed_out")

@@ -145,9 +145,9 @@ def state_after(settlement: Settlement) -> str:
 
 def rate_of(settlement: Settlement, state: str) -> AttemptResult:
     """Return as what an attempt is counted that ended with this settlement. `state` is the task's state after it."""
+    if state == "COMPLETED":  # the usual case
+        return "completed"
     match state, settlement.outcome:
-        case "COMPLETED", _:
-            return "completed"
         case "FAILED", _:
             return "failed"
         case "CANCELLED", _:
@@ -290,9 +290,10 @@ class Unsettled(Struct):
     @property
     def size(self) -> int:
         """Return the size of the outcome in bytes of JSON."""
-        size = len(self.settlement.result or b"") + len(self.settlement.error or b"")
+        settlement = self.settlement
+        size = len(settlement.result or b"") + len(settlement.error or b"")
         # To decline a task, the server also reads its arguments.
-        return size + len(self.attempt.task.args) if self.settlement.outcome == "DECLINED" else size
+        return size + len(self.attempt.task.args) if settlement.outcome == "DECLINED" else size
 
 
 SettlementAnswer: TypeAlias = tuple[Unsettled, str]

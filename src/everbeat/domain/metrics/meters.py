@@ -88,9 +88,9 @@ class MeteredRates(RateCounter):
         super().__init__()
         self._meters = meters
 
-    def started(self, queue: str, name: str, *, wait_s: float) -> None:
+    def started(self, queue: str, name: str, wait_s: float) -> None:
         """Count and record an attempt whose code begins."""
-        super().started(queue, name, wait_s=wait_s)
+        super().started(queue, name, wait_s)
         self._meters.started(queue, name, wait_s=max(0.0, wait_s))
 
     def ended(
@@ -98,12 +98,11 @@ class MeteredRates(RateCounter):
         queue: str,
         name: str,
         result: AttemptResult,
-        *,
         run_s: float | None = None,
         error: bytes | None = None,
     ) -> None:
         """Count an attempt that ended, and record it if its run time is known."""
-        super().ended(queue, name, result, run_s=run_s)
+        super().ended(queue, name, result, run_s)
         if run_s is not None:
             error_type = error_type_of(error) if result in _FAILED else None
             self._meters.ended(queue, name, result, run_s=max(0.0, run_s), error_type=error_type)

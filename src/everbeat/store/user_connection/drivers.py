@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -17,11 +16,10 @@ from psycopg.rows import tuple_row
 
 from everbeat.errors import CommitRefused
 from everbeat.store.refusals import remedy_of_right
-from everbeat.store.statement import Statement, compose
+from everbeat.store.statement import Statement, compose, with_numbers
 
 T = TypeVar("T")
 
-_PLACEHOLDER: Final = re.compile(r"%(?:\((\w+)\)[sb]|%)")
 IN_BLOCK: Final = "is inside a transaction block that other code will end"
 BLOCK_FIX: Final = (
     "open ctx.commit outside the block; blocks opened inside ctx.commit are savepoints and are allowed."
@@ -36,24 +34,14 @@ def refused(what: str, *, fix: str = "give ctx.commit its own connection.") -> C
 @cache
 def named(name: str, schema: str) -> str:
     """Return the statement with a `%(name)s` placeholder for every parameter, as psycopg2 expects."""
-    return _PLACEHOLDER.sub(
-        lambda found: f"%({found[1]})s" if found[1] else "%%", compose(name, schema).decode()
-    )
+    return compose(name, schema).decode()
 
 
 @cache
 def numbered(name: str, schema: str) -> tuple[str, tuple[str, ...]]:
     """Return the statement with the placeholders `$1`, `$2` …, as asyncpg expects, and the names of its parameters in order."""
-    names: list[str] = []
-
-    def number(found: re.Match[str]) -> str:
-        if not found[1]:
-            return "%"
-        if found[1] not in names:
-            names.append(found[1])
-        return f"${names.index(found[1]) + 1}"
-
-    return _PLACEHOLDER.sub(number, compose(name, schema).decode()), tuple(names)
+    text, names = with_numbers(compose(name, schema))
+    return text.decode(), names
 
 
 def as_text(parameters: Mapping[str, Any]) -> dict[str, Any]:

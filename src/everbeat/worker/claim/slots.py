@@ -171,7 +171,10 @@ class SlotPool(Struct, kw_only=True):
 
     def add(self, attempt: Attempt) -> None:
         """Queue a claimed attempt in priority order, because a later claim can return a more urgent task."""
-        insort(self.waiting, attempt, key=self._rank)
+        if self.waiting and self._rank(attempt) < self._rank(self.waiting[-1]):
+            insort(self.waiting, attempt, key=self._rank)
+        else:  # the usual case, because a claim returns tasks in this order
+            self.waiting.append(attempt)
 
     def add_started(self, attempts: Sequence[Attempt]) -> None:
         """Queue started attempts in priority order."""
@@ -337,6 +340,7 @@ class Slots:
         self._lifecycle = lifecycle
         self._liveness = liveness
         self._recycling = recycling
+        self._default_policies: dict[str, bytes | None] = {}
         self.pools = make_pools(
             environment.plan, executors, unsettled=lifecycle.unsettled, clock=environment.clock
         )
@@ -394,6 +398,13 @@ class Slots:
         for pool in self:
             self._fill(pool)
 
+    def _default_policy(self, attempt: Attempt) -> bytes | None:
+        """Return the stored form of the policy of the attempt's function."""
+        name = attempt.task.name
+        if name not in self._default_policies:
+            self._default_policies[name] = attempt.policy.default_json()
+        return self._default_policies[name]
+
     async def start_waiting(self) -> None:
         """Start the waiting attempts for which there is a slot, in one statement."""
         if not (batch := [attempt for pool in self for attempt in pool.take()]):
@@ -403,7 +414,7 @@ class Slots:
         try:
             statement = leases.start(
                 [attempt.lease for attempt in batch], channel=self._session.target.channel,
-                policies={one.id: one.policy.default_json() for one in batch if one.task.policy is None},
+                policies={one.id: self._default_policy(one) for one in batch if one.task.policy is None},
                 alone={one.claim_id for one in batch if one.executor_name in ALONE},
             )  # fmt: skip
             answers = await self._session.run(statement)
