@@ -34,7 +34,7 @@ def test_the_log_of_each_attempt_is_shown_with_what_is_missing(db: StoreHarness,
     write(db, held, 2, line(1, "again"))
     shown = everbeat("logs", str(held.id)).assert_code(0).out.splitlines()
     assert [each.partition("INFO    ")[2] or each for each in shown] == [
-        "", "Attempt 1", "shop: packing 1", "shop: packing 2", "Traceback:", "  ValueError", "… 1,500 lines not kept …",
+        "", "Attempt 1", "shop: packing 1", "shop: packing 2", "  Traceback:", "    ValueError", "… 1,500 lines not kept …",
         "shop: packing 1503", "shop: packing 1504", "", "Attempt 2", "shop: again 1",
     ]  # fmt: skip
     document = everbeat("logs", str(held.id), "--attempt", "1", "--json").assert_code(0).document
@@ -57,10 +57,15 @@ def test_a_task_without_a_captured_log_is_reported(db: StoreHarness, everbeat: C
 
 def test_hostile_lines_are_shown_as_text(db: StoreHarness, everbeat: Command) -> None:
     held = db.running("w1")
-    hostile = LogLine(1, AT, HOSTILE, HOSTILE, f"{HOSTILE}\nAttempt 9", HOSTILE)
+    name = f"{HOSTILE}\nAttempt 9"
+    hostile = LogLine(
+        1, AT, name, name, f"{HOSTILE}\n\nAttempt 9\n2030-01-01 INFO forged", f"{HOSTILE}\nAttempt 9"
+    )
     write(db, held, 1, hostile)
     shown = everbeat("logs", str(held.id)).assert_code(0).out
     assert not set("\x1b\x07\u202e") & set(shown)
+    assert shown.splitlines()[:2] == ["", "Attempt 1"]
+    assert [each for each in shown.splitlines()[3:] if not each.startswith("  ")] == []
     assert "\\x1b[2J\\x07[red]bold[/red] :smile: \\u202e {{ 1 }} <b>" in shown
     document = everbeat("logs", str(held.id), "--json").assert_code(0)
     assert not set("\x1b\x07\u202e") & set(document.out)

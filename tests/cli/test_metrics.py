@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -145,14 +146,21 @@ def test_the_command_serves_the_metrics_until_it_is_stopped(everbeat: Command, d
         process.communicate()
 
 
-def test_a_scrape_fails_while_the_database_is_away() -> None:
+def test_a_scrape_fails_while_the_database_is_away_and_only_stderr_says_where_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     away = App("postgresql://nobody@127.0.0.1:1/none?connect_timeout=1")
     try:
-        answer = ClusterMetrics(away).answer()
+        found = ClusterMetrics(away)
+        answer = found.answer()
+        found._last = (-math.inf, answer)
+        assert found.answer() == answer
     finally:
         away.close()
     assert answer.status == 503
-    assert "127.0.0.1" in answer.body
+    assert [secret for secret in ("127.0.0.1", "nobody", "postgresql:") if secret in answer.body] == []
+    said = capsys.readouterr().err
+    assert (said.count("Scrapes fail"), "nobody@127.0.0.1" in said) == (1, True), "once per outage"
 
 
 def test_the_slots_wanted_follow_from_due_tasks_and_the_run_time_of_the_last_minutes(

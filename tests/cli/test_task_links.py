@@ -77,3 +77,9 @@ def test_a_wrong_address_in_the_environment_names_the_variable(monkeypatch: pyte
     monkeypatch.setenv("EVERBEAT_DASHBOARD_URL", "nowhere")
     with pytest.raises(ConfigurationError, match="EVERBEAT_DASHBOARD_URL"):
         App("postgresql://x")
+
+
+@pytest.mark.parametrize("given", ["../../logout", 5, "", ["x"], f"{TASK}\n", TASK.upper() + "?x"])
+def test_only_the_id_of_a_task_becomes_a_link(given: object) -> None:
+    task_links.link_tasks("https://ops.example.com/everbeat")
+    assert "task_url" not in str(logged(task_id=given))

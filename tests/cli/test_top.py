@@ -44,12 +44,13 @@ def test_a_pipe_gets_one_look_with_trees_rates_tasks_and_recoveries(
 ) -> None:
     recovered(db)
     db.send(queue="films")
+    db.connection.execute(db.plain("update {schema}.tasks set queue = %s"), ["films\nleases"])
     for at in (minute(db), minute(db) - timedelta(minutes=1)):  # the minute can end before the command looks
         db.run(series.write_rates([counts(at, started=120, completed=60, failed=6)], supervisor="s1"))
     shown = everbeat("top").assert_code(0).out
     assert "each second: 2.0 started, 1.0 completed, 0.1 failed, 0.0 retried" in shown
     assert "tasks: 1 due, oldest " in shown
-    assert " in films" in shown
+    assert " in films\\nleases" in shown
     assert "leases: 0 overdue" in shown
     (tree,) = [line for line in shown.splitlines() if line.startswith("s1 ")]
     assert tree.split()[1:3] == ["host", "1"]

@@ -35,6 +35,7 @@ ROUTES = {
     "/bad": lambda: HttpAnswer(503, "not now\n"),
     "/large": lambda: HttpAnswer(200, LARGE),
     "/fails": fail,
+    "/surrogate": lambda: HttpAnswer(200, "\udc80"),
 }
 
 
@@ -70,6 +71,7 @@ def test_a_path_is_answered_with_its_status_type_and_body(port: int) -> None:
     assert asked(port, "/bad")[:2] == (503, "not now\n")
     assert asked(port, "/ok?verbose=1")[0] == 200
     assert asked(port, "/large")[1] == LARGE
+    assert asked(port, "/surrogate")[1] == "\\udc80"
 
 
 def test_head_has_the_length_but_no_body(port: int) -> None:

@@ -129,6 +129,8 @@ def test_an_outage_fails_readiness_and_never_liveness_and_a_drain_fails_readines
 
     server.stop("immediate")
     probed.until("/readyz", 503, "database")
+    status, reason = probed.ask("/readyz")
+    assert (status, "postgresql://" in reason, server.url.partition("@")[2] in reason) == (503, False, False)
     probed.stays_alive(INTERVALS * interval_s)
     assert probed.ask("/startupz")[0] == 200
     server.restart("immediate")
@@ -203,6 +205,7 @@ def test_systemd_learns_that_a_tree_is_ready_alive_and_stopping(
         (("--probe", "8090"), "--probe = '8090': must be HOST:PORT or :PORT"),
         (("--probe", "192.0.2.1:8090"), "cannot listen there"),
         (("--probe-file", "/nowhere/alive"), "--probe-file = '/nowhere/alive': must be a file"),
+        (("--probe-file", "/tmp"), "--probe-file = '/tmp': must be a file"),
     ],
 )
 def test_a_probe_that_cannot_be_served_is_an_error_before_any_process_starts(

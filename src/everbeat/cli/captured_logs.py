@@ -19,12 +19,14 @@ from everbeat.client.database_access import database_of
 from everbeat.client.handle import to_task_id
 from everbeat.domain.task.captured_log import CapturedLog
 from everbeat.domain.task.states import TASK_TERMINAL_STATES
-from everbeat.errors.wording import amount, visible
+from everbeat.errors.wording import amount, on_one_line, visible
 from everbeat.store import history
 
 _POLL_S: Final = 1.0
 _LAST_POLLS: Final = 2
 """How often to look for further lines after the task has ended. Its worker writes the last lines up to a second later."""
+
+_INDENT: Final = "  "
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -97,11 +99,15 @@ def _show(log: CapturedLog, *, has_heading: bool = True) -> None:
 
 
 def _texts(log: CapturedLog) -> Iterator[str]:
-    """Yield the lines of a log, and a note in each place where lines were not kept."""
+    """Yield the lines of a log, and a note in each place where lines were not kept.
+
+    Further lines of a message and its traceback are indented, so that a message cannot forge a record or a heading.
+    """
     for line, missing in log.with_gaps():
         if missing:
             yield f"… {amount(missing, 'line')} not kept …"
         if line is not None:
-            yield f"{moment(line.at)} {line.level:<7} {line.logger}: {line.message}"
-            if line.exception is not None:
-                yield line.exception
+            level, logger = on_one_line(line.level), on_one_line(line.logger)
+            more = "" if line.exception is None else f"\n{line.exception}"
+            text = f"{line.message}{more}".replace("\n", f"\n{_INDENT}")
+            yield f"{moment(line.at)} {level:<7} {logger}: {text}"

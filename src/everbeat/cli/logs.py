@@ -12,10 +12,11 @@ import traceback
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final
+from uuid import UUID
 
 from msgspec.structs import asdict
 
-from everbeat.errors.wording import visible, visible_json
+from everbeat.errors.wording import storable, visible, visible_json
 from everbeat.runtime import log_pump
 from everbeat.runtime.events import Event, event_name
 from everbeat.runtime.task_links import task_url
@@ -29,7 +30,14 @@ _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     *TASK_FIELDS,
 }
 _EVERBEAT: Final = "everbeat."
+_LONGEST_LINE: Final = 500_000
+"""The size from which the texts of a JSON line are cut, in bytes. The log pump passes on lines of up to 1 MiB unchanged."""
+_LONGEST_TEXT: Final = 50_000
+_LONGEST_FIELD: Final = 1_000
+_LONGEST_NAME: Final = 200
+_MOST_FIELDS: Final = 50
 _NAMED: Final = re.compile(r"(\w+)=%[^%\s]*?[a-zA-Z]")
+_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PLACES: Final = re.compile(r"%[^%\s]*?[a-zA-Z]")
 
 _log = logging.getLogger("everbeat.process")
@@ -55,7 +63,7 @@ class JsonFormatter(logging.Formatter):
             document["event"] = name
         fields = fields_of(record) | fields
         fields |= {key: value for key, value in vars(record).items() if key not in _OWN}
-        if "task_id" in fields and (url := task_url(fields["task_id"])) is not None:
+        if (url := _link_of(fields.get("task_id"))) is not None:
             fields["task_url"] = url
         if fields:
             document["fields"] = fields
@@ -64,6 +72,12 @@ class JsonFormatter(logging.Formatter):
         if record.stack_info:
             document["stack"] = record.stack_info
         return line_of(document)
+
+
+def _link_of(task_id: object) -> str | None:
+    """Return the address of the task's page, unless a program has passed something else as `task_id` in `extra`."""
+    is_id = isinstance(task_id, UUID) or (isinstance(task_id, str) and _ID.fullmatch(task_id))
+    return task_url(str(task_id)) if is_id else None
 
 
 def _is_own(record: logging.LogRecord) -> bool:
@@ -96,8 +110,38 @@ def line_of(document: dict[str, Any]) -> str:
         ValueError,
         RecursionError,
     ):  # keys that are not strings, NaN, or a value that contains itself
-        text = json.dumps({name: _safe_text(value) for name, value in document.items()})
+        fields = {_safe_text(name): _fitting(value) for name, value in document.get("fields", {}).items()}
+        text = json.dumps(document | ({"fields": fields} if fields else {}), default=_plain)
+    if len(text) > _LONGEST_LINE:
+        text = json.dumps(_shortened(document), default=_plain)
     return visible_json(text)
+
+
+def _shortened(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document with its long texts cut: the log pump takes a line that is too long for other text."""
+    fields = {
+        _cut(name, _LONGEST_NAME): _cut(value, _LONGEST_FIELD)
+        for name, value in [*document.get("fields", {}).items()][:_MOST_FIELDS]
+    }
+    cut = {name: _cut(value, _LONGEST_TEXT) for name, value in document.items()}
+    return cut | ({"fields": fields} if fields else {})
+
+
+def _cut(value: object, longest: int) -> object:
+    """Return a value whose JSON is short, or its text up to this size in bytes."""
+    fitting = _fitting(value)
+    if len(json.dumps(fitting, default=_plain)) <= longest:
+        return fitting
+    return storable(_safe_text(fitting), limit=longest)
+
+
+def _fitting(value: object) -> object:
+    """Return the value, or its text if JSON does not support it, so that one value leaves the others as they are."""
+    try:
+        json.dumps(value, default=_plain, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return _safe_text(value)
+    return value
 
 
 def _plain(value: object) -> object:

@@ -52,12 +52,17 @@ class ClusterMetrics:
         return found
 
     def answer(self) -> HttpAnswer:
-        """Return the answer to a scrape, at most some seconds old. While the database is away, the scrape fails."""
+        """Return the answer to a scrape, at most some seconds old. While the database is away, the scrape fails.
+
+        The reason is written to stderr, because clients without a password must not read where the database is.
+        """
         if self._last is None or monotonic() - self._last[0] >= LOOK_EVERY_S:
             try:
                 answer = HttpAnswer(200, self.read().text(), CONTENT_TYPE)
             except DatabaseError as problem:
-                answer = HttpAnswer(503, f"{problem}\n")
+                if self._last is None or self._last[1].status == 200:
+                    say(f"The database cannot be read. Scrapes fail until it can be read again. {problem}")
+                answer = HttpAnswer(503, "The database cannot be read. See the messages of this command.\n")
             self._last = monotonic(), answer
         return self._last[1]
 

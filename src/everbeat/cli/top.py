@@ -26,7 +26,7 @@ from everbeat.client.database_access import database_of
 from everbeat.client.overview import Overview, TreeLoad, overview
 from everbeat.domain.inspection import RecoveryInfo
 from everbeat.errors import DatabaseError
-from everbeat.errors.wording import amount
+from everbeat.errors.wording import amount, on_one_line
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -104,7 +104,7 @@ def _summary(found: Overview) -> list[Text]:
     overdue = Text(f"{found.overdue:,} overdue", style="bold red" if found.overdue else "green")
     oldest = "none due"
     if found.oldest_due_s is not None:
-        oldest = f"oldest {duration(found.oldest_due_s)} in {found.oldest_queue}"
+        oldest = f"oldest {duration(found.oldest_due_s)} in {on_one_line(found.oldest_queue or '')}"
     return [
         Text.assemble(f"{brief_moment(found.at)}   {amount(len(found.trees), 'tree')}   leases: ", overdue),
         Text(

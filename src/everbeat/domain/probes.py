@@ -18,8 +18,8 @@ _LONGEST_REPLY_S: Final = 10.0
 class SupervisorFacts(Struct, frozen=True, kw_only=True):
     """The state of a supervisor, as its event loop saw it at the monotonic time `at`, in seconds.
 
-    `beat_at`: when the last heartbeat was acknowledged, or when the supervisor registered; None before that. `outage`: why the database
-    cannot be reached or written, or None. `ready` and `processes` count worker processes.
+    `beat_at`: when the last heartbeat was acknowledged, or when the supervisor registered; None before that. `has_outage`: whether the
+    database cannot be reached or written. `ready` and `processes` count worker processes.
     """
 
     at: float
@@ -27,7 +27,7 @@ class SupervisorFacts(Struct, frozen=True, kw_only=True):
     has_ended: bool = False
     beat_interval_s: float = 30.0
     beat_at: float | None = None
-    outage: str | None = None
+    has_outage: bool = False
     is_draining: bool = False
     was_ever_ready: bool = False
     ready: int = 0
@@ -35,7 +35,7 @@ class SupervisorFacts(Struct, frozen=True, kw_only=True):
 
 
 class ProbeVerdict(Struct, frozen=True):
-    """The answer to a probe, with its reason."""
+    """The answer to a probe, with its reason. Clients without a password read it, so it does not say where the database is."""
 
     ok: bool
     reason: str
@@ -56,9 +56,9 @@ def liveness(facts: SupervisorFacts, *, now: float) -> ProbeVerdict:
     silent_s = now - facts.beat_at
     if silent_s <= beat_limit_s(facts.beat_interval_s):
         return ProbeVerdict(True, f"The last heartbeat was written {silent_s:.1f} s ago.")
-    if facts.outage is not None:
+    if facts.has_outage:
         return ProbeVerdict(
-            True, f"The database cannot be reached, which a restart does not change: {facts.outage}"
+            True, "The database cannot be reached or written, which a restart does not change."
         )
     return ProbeVerdict(
         False, f"No heartbeat was written for {silent_s:.1f} s, although the database responds."
@@ -72,8 +72,8 @@ def readiness(facts: SupervisorFacts, *, now: float) -> ProbeVerdict:
         return ProbeVerdict(False, "The supervisor is draining.")
     if not alive.ok:
         return alive
-    if facts.outage is not None:
-        return ProbeVerdict(False, f"The database cannot be reached: {facts.outage}")
+    if facts.has_outage:
+        return ProbeVerdict(False, "The database cannot be reached or written. The log has the reason.")
     if facts.beat_at is None:
         return ProbeVerdict(False, "The supervisor is not registered in the database yet.")
     if not facts.ready:

@@ -242,7 +242,8 @@ class HttpServer:
     def _answered(self, request: bytes) -> bytes:
         method, answer = self._answer(request)
         allowed = "Allow: GET, HEAD\r\n" if answer.status == 405 else ""
-        body = answer.body.encode()
+        # A lone surrogate would raise an error here, and stop all answers for a second.
+        body = answer.body.encode(errors="backslashreplace")
         head = (
             f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\nContent-Type: {answer.content_type}\r\n"
             f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n{allowed}"

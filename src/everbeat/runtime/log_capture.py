@@ -6,6 +6,7 @@ import logging
 from typing import Final
 
 from everbeat.domain.task.current import current_log
+from everbeat.runtime.fork import call_in_forked_child
 
 _OWN: Final = "everbeat."
 
@@ -14,7 +15,21 @@ class CaptureHandler(logging.Handler):
     """Captures the records that code writes in an attempt. Records of everbeat itself are left out.
 
     It is the last handler of the root logger, so that it sees what the filters of the program's other handlers have changed.
+    A child that the code forks does not capture: its lines could reach no worker.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        call_in_forked_child(self.remove)
+
+    def remove(self) -> None:
+        """Capture no records of this process from now on."""
+        logging.root.removeHandler(self)
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Capture the record without the lock of the handler. A finalizer can log in a thread that holds another lock."""
+        self.emit(record)
+        return True
 
     def emit(self, record: logging.LogRecord) -> None:
         """Add the record to the log of the running attempt, if the log is captured."""
@@ -32,14 +47,18 @@ _HANDLER: Final = CaptureHandler()
 
 
 def start_capturing() -> None:
-    """Capture the logs of this process from now on. A program that has configured its logging again does not end the capture."""
-    if _HANDLER not in logging.root.handlers:
+    """Capture the logs of this process from now on. A program that has configured its logging again does not end the capture.
+
+    A handler that the program has added since the last call comes before the capture again.
+    """
+    if _HANDLER not in logging.root.handlers[-1:]:
+        _HANDLER.remove()
         logging.root.addHandler(_HANDLER)
 
 
 def stop_capturing() -> None:
     """Remove the handler. The next attempt whose log is captured adds it again."""
-    logging.root.removeHandler(_HANDLER)
+    _HANDLER.remove()
 
 
 def _write_as_last_resort(record: logging.LogRecord) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import sentry_sdk
 from sentry_sdk.types import Event, Hint
-from sentry_sdk.utils import event_from_exception
+from sentry_sdk.utils import current_stacktrace, event_from_exception
 
 from everbeat.domain.hiding import HIDDEN, HideRule
 from everbeat.domain.tracing.model import TracedAttempt, TracedEnd, TracedRecovery
@@ -19,19 +19,27 @@ MECHANISM: Final = "everbeat"
 MOST_TASKS: Final = 20
 """How many tasks the event of an incident lists."""
 _MOST_REMEMBERED: Final = 1_000
+MOST_EXCEPTIONS: Final = 50
+"""How many exceptions of a chain are reported: the last ones, which end with the one that the code raised."""
+ORIGIN: Final = "auto.queue.everbeat"
+"""The origin of everbeat's spans."""
 _OWN: Final = "everbeat."
+_PROCESSORS: Final = "everbeat.sentry."
 _UNSTARTED: Final = frozenset({"requeue"})
 
 
 def about(attempt: TracedAttempt, hide: Sequence[HideRule]) -> Callable[[Event, Hint], Event | None]:
-    """Return the processor that adds the task to all events of an attempt, and takes out what is hidden."""
+    """Return the processor that adds the task to all events of an attempt, and takes out what is hidden.
+
+    The processor of all events has already run.
+    """
 
     def process(event: Event, hint: Hint) -> Event | None:
         del hint
         tags = event.setdefault("tags", {})
         tags |= {"everbeat.task": attempt.name, "everbeat.queue": attempt.queue}  # type: ignore[operator]
         event.setdefault("contexts", {})["everbeat"] = _context(attempt)
-        return without_secrets(event, attempt.name, hide)
+        return without_payloads(event) if _is_hidden(attempt.name, hide) else event
 
     return process
 
@@ -50,26 +58,54 @@ def _context(attempt: TracedAttempt) -> dict[str, object]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def without_secrets(event: Event, task: str, rules: Sequence[HideRule]) -> Event:
-    """Return the event without the variables of everbeat's own frames, which contain arguments.
+def _is_hidden(task: str, rules: Sequence[HideRule]) -> bool:
+    return any(fnmatchcase(task, rule.task) for rule in rules)
 
-    If a rule hides anything of the task, all variables and texts are left out, because any of them might contain it.
+
+def without_own_variables(event: Event) -> Event:
+    """Return any event of the process without the variables of everbeat's own frames, which contain arguments.
+
+    With `attach_stacktrace`, the SDK adds the stack of a message after all processors. So the stack is added here, without variables.
     """
-    is_hidden = any(fnmatchcase(task, rule.task) for rule in rules)
-    stacks: list[Any] = [event.get("stacktrace")]
-    for one in _values(event.get("exception")):
-        stacks.append(one.get("stacktrace"))
-        if is_hidden:
-            one["value"] = HIDDEN
-    stacks += [one.get("stacktrace") for one in _values(event.get("threads"))]
-    for stack in stacks:
-        for frame in (stack or {}).get("frames", ()):
-            if is_hidden or str(frame.get("module")).startswith(_OWN):
-                frame.pop("vars", None)
-    if is_hidden:
-        for name in ("logentry", "message", "extra", "breadcrumbs"):
-            event.pop(name, None)  # type: ignore[misc]
+    options = sentry_sdk.get_client().options
+    has_stack = any(name in event for name in ("exception", "stacktrace", "threads"))
+    if options["attach_stacktrace"] and not has_stack and event.get("type") is None:
+        stack = current_stacktrace(
+            include_local_variables=options["include_local_variables"],
+            max_value_length=options["max_value_length"],
+        )
+        stack["frames"] = [each for each in stack["frames"] if not _module(each).startswith(_PROCESSORS)]
+        event["threads"] = {"values": [{"stacktrace": stack, "crashed": False, "current": True}]}
+    for frame in _frames(event):
+        if _module(frame).startswith(_OWN):
+            frame.pop("vars", None)
     return event
+
+
+def without_payloads(event: Event) -> Event:
+    """Return an event of a task that a rule hides: without all variables and texts, because any of them might contain its arguments."""
+    for frame in _frames(event):
+        frame.pop("vars", None)
+    for one in _values(event.get("exception")):
+        one["value"] = HIDDEN
+    spans: Any = event.get("spans")
+    for span in spans if isinstance(spans, list) else ():
+        if span.get("origin") != ORIGIN:
+            span.pop("description", None)
+            span.pop("data", None)
+    for name in ("logentry", "message", "extra", "breadcrumbs"):
+        event.pop(name, None)  # type: ignore[misc]
+    return event
+
+
+def _frames(event: Event) -> Iterator[dict[str, Any]]:
+    holders = (event, *_values(event.get("exception")), *_values(event.get("threads")))
+    for holder in holders:
+        yield from (holder.get("stacktrace") or {}).get("frames", ())
+
+
+def _module(frame: dict[str, Any]) -> str:
+    return str(frame.get("module"))
 
 
 def _values(part: Any) -> list[dict[str, Any]]:
@@ -83,6 +119,8 @@ def capture_failure(attempt: TracedAttempt, end: TracedEnd) -> None:
         options = sentry_sdk.get_client().options
         mechanism = {"type": MECHANISM, "handled": False}
         event, hint = event_from_exception(end.exception, client_options=options, mechanism=mechanism)
+        chain = event["exception"]["values"]
+        chain[:-MOST_EXCEPTIONS] = []  # Sentry drops an event that is too large
     else:
         error = {
             "type": end.code or end.type or "failed",

@@ -13,6 +13,7 @@ from everbeat.domain.hiding import hide_rules
 from everbeat.domain.settings.checks import switch
 from everbeat.runtime.failure_log import FailedAttempt, FailuresFolded
 from everbeat.runtime.installed_tracers import install_tracer
+from everbeat.sentry.events import ORIGIN, without_own_variables
 from everbeat.sentry.tracer import SentryTracer
 
 
@@ -31,7 +32,7 @@ class EverbeatIntegration(Integration):
     """
 
     identifier = "everbeat"
-    origin = "auto.queue.everbeat"
+    origin = ORIGIN
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class EverbeatIntegration(Integration):
     def setup_once() -> None:
         """Install the tracer. Sentry's SDK calls this method once in a process."""
         install_tracer(SentryTracer(_active))
-        add_global_event_processor(_without_logged_failures)
+        add_global_event_processor(_processed)
 
 
 def _active() -> EverbeatIntegration | None:
@@ -58,8 +59,14 @@ def _active() -> EverbeatIntegration | None:
     return sentry_sdk.get_client().get_integration(EverbeatIntegration)
 
 
-def _without_logged_failures(event: Event, hint: Hint) -> Event | None:
-    """Drop the events that Sentry makes from log records of failed attempts, because the tracer reports these failures itself."""
+def _processed(event: Event, hint: Hint) -> Event | None:
+    """Process all events of a client with the integration, also those outside of attempts.
+
+    The events that Sentry makes from log records of failed attempts are dropped, because the tracer reports these failures itself.
+    """
+    if _active() is None:
+        return event
     reported = getattr(hint.get("log_record"), "everbeat_event", None)
-    is_failure = isinstance(reported, FailedAttempt | FailuresFolded)
-    return None if is_failure and _active() is not None else event
+    if isinstance(reported, FailedAttempt | FailuresFolded):
+        return None
+    return without_own_variables(event)

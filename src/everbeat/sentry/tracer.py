@@ -22,7 +22,7 @@ from everbeat.domain.tracing.model import (
     Tracer,
 )
 from everbeat.runtime.clock import SystemClock
-from everbeat.sentry.events import Incidents, about, capture_failure
+from everbeat.sentry.events import ORIGIN, Incidents, about, capture_failure
 
 if TYPE_CHECKING:
     from everbeat.sentry.integration import EverbeatIntegration
@@ -64,7 +64,7 @@ class SentryTracer(Tracer):
             if len(sends) > MOST_SPANS:
                 yield [_carrier(whole, stores=stores)] * len(sends)
                 return
-            spans = [whole.start_child(op=PUBLISH, name=send.name, origin=_origin()) for send in sends]
+            spans = [whole.start_child(op=PUBLISH, name=send.name, origin=ORIGIN) for send in sends]
             for span, send in zip(spans, sends, strict=True):
                 _describe(span, _of_send(send))
             try:
@@ -97,7 +97,7 @@ class SentryTracer(Tracer):
             scope.clear_breadcrumbs()
             scope.add_event_processor(about(attempt, integration.hide))
             transaction = sentry_sdk.continue_trace(
-                dict(attempt.carrier), op=TRANSACTION, name=attempt.name, source="task", origin=_origin()
+                dict(attempt.carrier), op=TRANSACTION, name=attempt.name, source="task", origin=ORIGIN
             )
             sampled = {"everbeat_task": {"task": attempt.name, "queue": attempt.queue}}
             is_monitored = integration.monitor_schedules and attempt.schedule is not None
@@ -117,12 +117,8 @@ class SentryTracer(Tracer):
             self._incidents.capture(recoveries)
 
 
-def _origin() -> str:
-    return "auto.queue.everbeat"
-
-
 def _span(op: str, name: str) -> Any:
-    return sentry_sdk.start_span(op=op, name=name, origin=_origin())
+    return sentry_sdk.start_span(op=op, name=name, origin=ORIGIN)
 
 
 def _describe(span: Span, facts: dict[str, Any]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import MutableMapping
 from concurrent.futures import Future
+from errno import EISDIR
 from importlib import import_module
 from pathlib import Path
 from time import monotonic, sleep
@@ -144,7 +146,10 @@ class Probes:
             each.close()
         self._tell(*_STOPPING)  # a tree without work stops before the thread notices
         if self._file is not None:
-            self._file.unlink(missing_ok=True)
+            try:
+                self._file.unlink(missing_ok=True)
+            except OSError as problem:  # for example, its folder can no longer be written
+                self._report_file(self._file, problem)
 
     def _act(self) -> None:
         """Touch the file and notify systemd, as far as the supervisor is alive."""
@@ -170,11 +175,14 @@ class Probes:
         try:
             file.touch()
         except OSError as problem:
-            if not self._is_file_broken:
-                _log.warning("probe_file_failed file=%s problem=%r", file, str(problem))
-            self._is_file_broken = True
+            self._report_file(file, problem)
         else:
             self._is_file_broken = False
+
+    def _report_file(self, file: Path, problem: OSError) -> None:
+        if not self._is_file_broken:
+            _log.warning("probe_file_failed file=%s problem=%r", file, str(problem))
+        self._is_file_broken = True
 
 
 def _facts_of(supervisor: Supervisor, *, at: float, beat_at: float | None) -> SupervisorFacts:
@@ -186,7 +194,7 @@ def _facts_of(supervisor: Supervisor, *, at: float, beat_at: float | None) -> Su
         if supervision is None
         else supervision.config.beat_interval_ms / 1_000,
         beat_at=beat_at,
-        outage=None if supervision is None else supervision.outages.reason,
+        has_outage=supervision is not None and supervision.outages.reason is not None,
         is_draining=supervisor.is_stopping,
         was_ever_ready=supervisor.was_ever_ready,
         ready=ready,
@@ -206,6 +214,8 @@ def _answer(verdict: ProbeVerdict) -> HttpAnswer:
 def _touched(text: str) -> Path:
     file = Path(text)
     try:
+        if file.is_dir():  # it can be touched, but not removed
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
         file.touch()
     except (OSError, ValueError) as problem:
         raise ConfigurationError(

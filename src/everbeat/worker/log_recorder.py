@@ -10,7 +10,7 @@ from typing import Final
 
 from everbeat.domain.task.captured_log import UnwrittenPart, level_number
 from everbeat.errors import DatabaseError
-from everbeat.runtime.log_buffer import LogBuffer
+from everbeat.runtime.log_buffer import LogBuffer, LogMemory
 from everbeat.runtime.log_capture import start_capturing, stop_capturing
 from everbeat.store.attempt_logs import LogPlace, write_parts
 from everbeat.store.refusals import is_refused_row
@@ -22,7 +22,9 @@ WRITE_EVERY_S: Final = 1.0
 PORTION_BYTES: Final = 1_048_576
 """From this size of its parts on, a statement contains no further log."""
 MOST_WAITING: Final = 10_000
-"""The maximum number of logs that wait to be written. Other logs keep their lines, and try again with their next line."""
+"""The maximum number of logs that wait to be written. The lines of other logs are not kept."""
+MOST_WAITING_BYTES: Final = 67_108_864
+"""The maximum size of all lines that wait to be written. Further lines are not kept, so that a worker does not run out of memory."""
 LAST_S: Final = 1.0
 """How long a worker that exits can take to write the last lines, in seconds."""
 
@@ -33,7 +35,7 @@ class AttemptLog(LogBuffer):
     """The log of one attempt of this worker."""
 
     def __init__(self, attempt: Attempt, recorder: LogRecorder, *, level: int) -> None:
-        super().__init__(level, lambda: recorder.note(self))
+        super().__init__(level, lambda: recorder.note(self), memory=recorder.memory)
         self.place: Final = LogPlace(attempt.id, attempt.number, attempt.claim_id)
 
 
@@ -55,6 +57,7 @@ class LogRecorder:
         self._loop = asyncio.get_running_loop()
         self._session = Session(plan.target, identity.session_name, random=environment.random, keyed=True)
         self._waiting: dict[AttemptLog, None] = {}
+        self.memory: Final = LogMemory(most_bytes=MOST_WAITING_BYTES)
         self._written_at = float("-inf")
         self._is_refused = False
 
@@ -108,7 +111,7 @@ class LogRecorder:
             self._waiting[log] = None
             self.wake.set()
         else:
-            log.unwritten()  # the next line notes the log again
+            log.forget()  # the next line notes the log again
 
     async def _write_all(self) -> None:
         """Write the logs that wait now, in portions. A log stays until the database has acknowledged it."""
