@@ -81,6 +81,17 @@ def test_the_first_alert_is_the_one_on_overdue_leases() -> None:  # O5
     assert first.groups() == ("EverbeatLeasesOverdue", "everbeat_leases_overdue > 0")
 
 
+def test_each_alert_names_a_command_that_shows_its_cause() -> None:  # O5
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    alerts = {rule["alert"]: rule["annotations"] for group in groups for rule in group["rules"]}
+    silent = [name for name, told in alerts.items() if "`" not in told.get("description", "")]
+    assert silent == []
+    assert (
+        "`everbeat explain schedule:{{ $labels.schedule }}`"
+        in alerts["EverbeatScheduleOverdue"]["description"]
+    )
+
+
 def test_prometheus_accepts_the_rules_and_the_expressions_of_the_board(tmp_path: Path) -> None:  # O5
     assert "SUCCESS" in accepts(tmp_path, "check", "rules", "--lint-fatal", str(RULES))
     rules = [

@@ -162,6 +162,11 @@ def test_an_invalid_address_is_rejected_with_the_form_that_is_valid(text: str) -
         listen(text, subject="--probe")
 
 
+def test_a_port_alone_is_rejected_with_that_port_in_the_fix() -> None:
+    with pytest.raises(ConfigurationError, match=r"write 127\.0\.0\.1:9109 for this machine only, or :9109 "):
+        listen("9109", subject="--listen")
+
+
 def test_an_address_that_is_in_use_or_not_of_this_machine_is_rejected() -> None:
     (taken,) = listen("127.0.0.1:0", subject="--probe")
     with taken, pytest.raises(ConfigurationError, match=r"cannot listen there.*use a free port"):

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from everbeat.domain.charts import RANGES, ChartMark, ChartPoint, Charts, nice_top, spans_of
+from everbeat.domain.pulse.wording import brief_duration
 from everbeat.runtime.clock import SystemClock
 from everbeat.web.chart_drawing import (
     DEPTHS,
@@ -19,6 +20,7 @@ from everbeat.web.chart_drawing import (
     areas_svg,
     bars_svg,
     lines_svg,
+    nice_seconds,
     summary_of,
 )
 from everbeat.web.kept_charts import KeptCharts
@@ -93,6 +95,17 @@ def test_the_end_of_an_axis_is_a_round_number_that_is_not_below_the_highest(
     highest: float, top: float
 ) -> None:
     assert nice_top(highest) == pytest.approx(top)
+
+
+@pytest.mark.parametrize(
+    ("highest", "words"),
+    [(7, "10 s"), (56, "1 m"), (64, "2 m"), (250, "6 m"), (3_500, "1 h"), (50_000, "20 h"), (80_000, "1 d")],
+)
+def test_an_axis_of_durations_has_one_unit_at_its_end_and_at_its_half(highest: float, words: str) -> None:
+    top = nice_seconds(highest)
+    assert top >= highest
+    assert brief_duration(top) == words
+    assert len(brief_duration(top / 2).split()) == 2
 
 
 def test_bars_are_stacked_to_the_sum_and_distinguished_without_color() -> None:

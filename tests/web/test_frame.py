@@ -141,3 +141,11 @@ async def test_a_stream_ends_after_some_time_so_that_the_user_is_checked_again(
     async with asyncio.timeout(20):
         answer = await new_visitor("see").get("/pulse/stream")
     assert answer.text.count("event: parts") == 1
+
+
+async def test_the_start_page_keeps_the_moment_of_its_address(new_visitor: NewVisitor) -> None:
+    visitor = new_visitor()
+    query = {"at": "2026-11-29T14:03:20Z", "range": "6h", "path": "//evil.test/"}
+    answer = await visitor.client.get("/", params=query, headers=visitor.headers)
+    assert answer.headers["location"] == "/pulse?at=2026-11-29T14%3A03%3A20Z&range=6h"
+    assert (await visitor.get("/")).headers["location"] == "/pulse"

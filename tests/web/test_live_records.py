@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from everbeat.store import leases
 from everbeat.store.target import Target
 from everbeat.web import live
 from tests.store.conftest import StoreHarness
@@ -95,3 +96,14 @@ async def test_figures_that_leave_out_older_recoveries_say_so(
     assert found["incident"]["is_complete"] is False
     assert "At least 2 tasks recovered" in (await reader.get("/recoveries")).text
     assert "<small>at least</small> 2" in (await reader.get("/pulse")).text
+
+
+async def test_a_death_certificate_shows_the_last_progress_in_words(
+    db: StoreHarness, new_visitor: NewVisitor
+) -> None:
+    held = db.running("w1")
+    progress = b'{"stage": "pages", "fraction": 0.085, "message": "page 34"}'
+    assert db.run(leases.record_progress(held.id, held.claim_id, progress))
+    await new_visitor("admin").act("/workers/s1/release")
+    page = (await new_visitor("read").get("/recoveries")).text
+    assert "<dt>Last progress</dt><dd>pages 8% page 34</dd>" in page

@@ -63,12 +63,13 @@ def listen(text: str, *, subject: str) -> list[socket.socket]:
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65_535:
+        proposed = text if text.isascii() and text.isdigit() and int(text) <= 65_535 else "8090"
         raise _refused(
             text,
             subject,
             code="WRONG_ADDRESS",
-            rule="must be HOST:PORT or :PORT",
-            fix="write 127.0.0.1:8090 for this machine only, or :8090 for all of its addresses",
+            rule="must be HOST:PORT or :PORT, with a port of at most 65,535",
+            fix=f"write 127.0.0.1:{proposed} for this machine only, or :{proposed} for all of its addresses",
         )
     host, port = match["v6"] or match["host"] or "", int(match["port"])
     try:

@@ -5,6 +5,7 @@ A drawing is hidden from screen readers. The page has a summary in words and a t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
@@ -146,7 +147,7 @@ def lines_svg(frame: ChartFrame, series: Sequence[SeriesStyle]) -> Markup:
     """Return lines of durations. A span without a measurement leaves a gap, and one between two gaps is a dot."""
     points = frame.charts.points
     values = [value for each in series for point in points if (value := each.value(point)) is not None]
-    top = _nice_seconds(max(values, default=0.0))
+    top = nice_seconds(max(values, default=0.0))
     drawn, dots = [], []
     for each in series:
         for run in _runs([each.value(point) for point in points]):
@@ -264,12 +265,19 @@ def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
     return found
 
 
-def _nice_seconds(highest: float) -> float:
-    """Return the end of an axis of durations that reads well: a decimal step below a minute, and whole minutes, hours or days above."""
+def nice_seconds(highest: float) -> float:
+    """Return the end of an axis of durations that reads well: a decimal step below a minute, and whole minutes, hours or days above.
+
+    Its half has one unit too, so that the words fit beside a narrow chart.
+    """
+    bound = math.inf
     for size in (86_400.0, 3_600.0, 60.0):
         if highest > size:
-            return nice_top(highest / size) * size
-    return nice_top(highest)
+            steps = (size * step for step in (2, 4, 6, 10, 20, 30))
+            top = next((each for each in steps if each >= highest), nice_top(highest / size) * size)
+            return min(top, bound)
+        bound = size
+    return min(nice_top(highest), bound)
 
 
 def _y(value: float, top: float) -> float:

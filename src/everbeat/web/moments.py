@@ -16,13 +16,16 @@ def moment_of(text: str | None, *, now: datetime) -> datetime | None:
     fix = "write a time in UTC, such as 2026-11-29T14:03:20Z."
     found = read_moment(text)
     if found is None or found.year < _EARLIEST_YEAR:
-        raise RequestRefused(400, "WRONG_FORM", "The moment in `at` cannot be read.", fix=fix)
+        said = f"`at` is {text[:_LONGEST_SHOWN]!r}, which is not a time since the year {_EARLIEST_YEAR}."
+        raise RequestRefused(400, "WRONG_FORM", said, fix=fix)
     if found > now:
-        raise RequestRefused(400, "OUT_OF_RANGE", "The moment in `at` lies ahead.", fix=fix)
+        said = f"`at` is {written(found)}, which lies ahead: it is {written(now.replace(microsecond=0))} now."
+        raise RequestRefused(400, "OUT_OF_RANGE", said, fix="write a time of the past, in UTC.")
     return found
 
 
 _EARLIEST_YEAR = 2000
+_LONGEST_SHOWN = 60
 
 
 def steps_around(at: datetime, *, now: datetime) -> list[tuple[str, datetime]]:

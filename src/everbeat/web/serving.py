@@ -34,9 +34,18 @@ def chosen_authentication(
 
     Raises ConfigurationError if another one has none, or if the settings contradict each other.
     """
-    if header is None and (proxies or role or roles):
-        rule, fix = "are for users whom a proxy names", "give --trusted-header, too"
-        raise refused("--proxy, --role, --role-of", subject="web", code="CONTRADICTION", rule=rule, fix=fix)
+    of_proxy = {
+        "--proxy": proxies,
+        "--role": role,
+        "--role-of": [f"{name}={each}" for name, each in roles.items()],
+    }
+    if header is None and any(of_proxy.values()):
+        subject, value = next((name, given) for name, given in of_proxy.items() if given)
+        rule, fix = "is only for users whom a proxy names", "also give --trusted-header HEADER"
+        raise refused(value, subject=subject, code="CONTRADICTION", rule=rule, fix=fix)
+    if header is not None and not proxies:
+        rule, fix = "needs the address of the proxy that sets the header", "also give --proxy 10.0.0.7"
+        raise refused(header, subject="--trusted-header", code="MISSING", rule=rule, fix=fix)
     if header is not None and users:
         rule, fix = "excludes EVERBEAT_WEB_USERS", "use one of the two"
         raise refused(header, subject="--trusted-header", code="CONTRADICTION", rule=rule, fix=fix)

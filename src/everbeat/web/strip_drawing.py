@@ -9,8 +9,8 @@ from markupsafe import Markup, escape
 
 from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import WINDOW_S
-from everbeat.domain.pulse.strips import AHEAD_S, ProcessLine, Spike, Strip
-from everbeat.domain.pulse.wording import brief_duration, spoken_way
+from everbeat.domain.pulse.strips import AHEAD_S, ProcessLine, Spike, Strip, noticed_words
+from everbeat.domain.pulse.wording import brief_duration
 from everbeat.errors.wording import amount, on_one_line
 
 _HEIGHT: Final = 76
@@ -23,8 +23,10 @@ _HIGHEST_SPIKE: Final = 34
 _FIRST_LANE: Final = 57
 _LANE: Final = 4
 _MOST_LANES: Final = 5
-_TURNS_AFTER_S: Final = 45
+_TURNS_AFTER_S: Final = 35
 """Words beside a mark that is more recent stand to its left, where there is room."""
+_ROOM_FOR_WORDS_S: Final = 38
+"""The words to the left of a mark are not wider than this part of the strip, also on a telephone."""
 _LONGEST_CAUSE: Final = 48
 
 
@@ -153,7 +155,7 @@ def _waiting(strip: Strip) -> list[str]:
         if ago <= WINDOW_S
     ]
     if strip.missed:
-        drawn.append(_text(strip.missed[0], 15, _no_beat(strip), "said k-late e", dx=-8))
+        drawn.append(_before(strip.missed[0], 15, _no_beat(strip), "said k-late", dx=8))
     if strip.decides_s is not None:
         x = _pct(strip.decides_s)
         drawn.append(f'<line class="l-dead dash" x1="{x:.2f}%" x2="{x:.2f}%" y1="0" y2="{_HEIGHT}"/>')
@@ -164,7 +166,7 @@ def _waiting(strip: Strip) -> list[str]:
                 )
             )
     if strip.state is TreeState.SUSPECT and strip.bumps and not strip.missed:
-        drawn.append(_text(strip.bumps[-1], 32, "its session is lost", "said k-late e", dx=-8))
+        drawn.append(_before(strip.bumps[-1], 32, "its session is lost", "said k-late", dx=8))
     return drawn
 
 
@@ -181,11 +183,11 @@ def _death(strip: Strip) -> list[str]:
     if strip.flat_from_s <= WINDOW_S:
         x = _pct(strip.flat_from_s)
         drawn.append(f'<line class="l-dead dash" x1="{x:.2f}%" x2="{x:.2f}%" y1="8" y2="70"/>')
-        drawn.append(_text(strip.flat_from_s, 14, "last sign of life", "said k-dead e", dx=-6))
+        drawn.append(_before(strip.flat_from_s, 14, "last sign of life", "said k-dead", dx=6))
     notice = strip.notice
     if notice is None:
         return drawn
-    said = f"noticed by {spoken_way(notice.by)} after {brief_duration(notice.after_s)}"
+    said = noticed_words(notice)
     if notice.ago_s > WINDOW_S:
         return [*drawn, _text(WINDOW_S, 32, said, "said k-dead", dx=10)]
     x = _pct(notice.ago_s)
@@ -203,7 +205,7 @@ def _exit(strip: Strip) -> list[str]:
     x = _pct(strip.left_s)
     return [
         f'<rect class="k-wait" x="{x:.2f}%" y="{_BASE - 4}" width="8" height="8" transform="translate(-4 0)"/>',
-        _beside(strip.left_s, 32, "said farewell", "said k-wait"),
+        _beside(strip.left_s, 32, "shut down", "said k-wait"),
     ]
 
 
@@ -243,6 +245,13 @@ def _beside(ago_s: float, y: float, words: str, classes: str) -> str:
     if ago_s < _TURNS_AFTER_S:
         return _text(ago_s, y, words, f"{classes} e", dx=-10)
     return _text(ago_s, y, words, classes, dx=10)
+
+
+def _before(ago_s: float, y: float, words: str, classes: str, *, dx: float) -> str:
+    """Return words to the left of a moment, or to its right if they would be cut off at the left edge."""
+    if ago_s > WINDOW_S - _ROOM_FOR_WORDS_S:
+        return _text(ago_s, y, words, classes, dx=dx)
+    return _text(ago_s, y, words, f"{classes} e", dx=-dx)
 
 
 def _text(ago_s: float, y: float, words: str, classes: str, *, dx: float) -> str:

@@ -85,6 +85,16 @@ def json_line(value: Any) -> str:
     return visible(msgspec.json.encode(value, enc_hook=plain_value).decode())
 
 
+def progress_text(progress: Any) -> str:
+    """Return the progress in a death certificate on one line, such as "pages 33% page 12". Another value becomes JSON."""
+    if not isinstance(progress, Mapping) or not isinstance(progress.get("stage"), str):
+        return json_line(progress)
+    fraction, message = progress.get("fraction"), progress.get("message")
+    done = f" {fraction:.0%}" if isinstance(fraction, int | float) else ""
+    more = f" {message}" if isinstance(message, str) and message else ""
+    return f"{progress['stage']}{done}{more}"
+
+
 class Mark(Struct, frozen=True):
     """How a state is drawn: the class of its colour, its icon, and its word."""
 

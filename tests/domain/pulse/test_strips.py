@@ -88,6 +88,14 @@ def test_a_dead_strip_is_flat_from_the_last_sign_of_life_and_says_how_it_was_not
     assert drawn.says == "fra-2 is dead; flat for 46 s; noticed by session after 2.1 s"
 
 
+def test_a_death_whose_session_left_no_record_says_no_time_until_it_was_noticed() -> None:
+    trace = only(memory(dead_tree()))
+    drawn = strip_of(trace, name="fra-2", at=NOW, incident=None)
+    assert drawn.says.endswith("; noticed by session")
+    by_age = strip_of(only(memory(dead_tree(how="age"))), name="fra-2", at=NOW, incident=None)
+    assert "; noticed by age after " in by_age.says
+
+
 def test_the_last_sign_of_life_of_a_dead_tree_can_be_its_session() -> None:
     found = PulseMemory(RULES)
     found.record(PulseSample(at=ago(45), is_standby=False, trees=(tree("fra-2", beat_s=50),), workers=()))

@@ -38,11 +38,17 @@ class TakeOver(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """When and how a death was noticed. `after_s` counts from the last sign of life."""
+    """When and how a death was noticed. `after_s` counts from the last sign of life. It is None if that moment is not stored."""
 
     ago_s: float
     by: str
-    after_s: float
+    after_s: float | None
+
+
+def noticed_words(notice: Notice) -> str:
+    """Return how and, if that is known, how soon a death was noticed: "noticed by session after 2.1 s"."""
+    after = "" if notice.after_s is None else f" after {brief_duration(notice.after_s)}"
+    return f"noticed by {spoken_way(notice.by)}{after}"
 
 
 class ProcessLine(Struct, frozen=True):
@@ -166,8 +172,11 @@ def _notice(
         return None
     noticed_s = _ago(tree.ended_at, at)
     measured_ms = None if incident is None else incident.noticed_after_ms
-    after_s = max(0.0, flat_from_s - noticed_s) if measured_ms is None else measured_ms / 1_000
-    return Notice(noticed_s, tree.ended_how or "unknown", after_s)
+    by = tree.ended_how or "unknown"
+    after_s = None if measured_ms is None else measured_ms / 1_000
+    if after_s is None and by == "age":
+        after_s = max(0.0, flat_from_s - noticed_s)
+    return Notice(noticed_s, by, after_s)
 
 
 def _line(worker_id: str, trace: TreeTrace, *, at: datetime) -> ProcessLine:
@@ -218,5 +227,4 @@ def _state_in_words(strip: Strip, trace: TreeTrace, *, name: str) -> str:
             since = f" for {brief_duration(strip.flat_from_s or 0.0)}"
             if strip.notice is None:
                 return f"{name} is dead; flat{since}"
-            by, after = spoken_way(strip.notice.by), brief_duration(strip.notice.after_s)
-            return f"{name} is dead; flat{since}; noticed by {by} after {after}"
+            return f"{name} is dead; flat{since}; {noticed_words(strip.notice)}"

@@ -24,8 +24,9 @@ _LONGEST: Final = 200
 
 
 async def home(visit: Visit) -> PageResult:
-    """Go to the first page of the navigation."""
-    return Goto(visit.link(next(place.path for place in PLACES if place.path in visit.web.paths)))
+    """Go to the first page of the navigation, at the moment and with the range that the address names."""
+    first = next(place.path for place in PLACES if place.path in visit.web.paths)
+    return Goto(visit.link(first, at=visit.query.get("at"), range=visit.query.get("range")))
 
 
 async def find(visit: Visit) -> PageResult:

@@ -254,7 +254,7 @@ def ticker_row(incident: Incident, picture: PulsePicture, names: Mapping[str, st
     """Return one line of the list of incidents."""
     tone, icon = _INCIDENT_MARKS[incident.kind]
     again = incident.again_after_s
-    told = notice_of(incident)
+    told = f"noticed {notice_of(incident)}"
     if again:
         told += f", running again after {brief_duration(again[-1])}"
     elif incident.waiting:
@@ -267,6 +267,7 @@ def ticker_row(incident: Incident, picture: PulsePicture, names: Mapping[str, st
         "icon": icon,
         "title": title_of(incident),
         "tasks": incident.tasks,
+        "waiting": incident.waiting,
         "told": told,
         "rescue": rescue_of(incident, names),
         "outcome": outcome_of(incident),

@@ -113,7 +113,7 @@ async def show_past(visit: Visit, at: datetime) -> PageResult:
     return Page(
         template="queues_past.html",
         title="Queues as of then",
-        says=f"{amount(due, 'due task')} in {amount(len(depths), 'queue')}"
+        says=f"{amount(due, 'task')} {'was' if due == 1 else 'were'} due, in {amount(len(names), 'queue')}"
         if depths
         else "No queue had a live task, or no sample is kept",
         data={

@@ -25,7 +25,7 @@ from everbeat.domain.pulse.timeline import AROUND, IncidentContext
 from everbeat.domain.pulse.wording import brief_duration, spoken_way
 from everbeat.domain.recovery.decision import counted_from
 from everbeat.errors.wording import amount, visible_json
-from everbeat.web import rendering
+from everbeat.web import rendering, wording
 from everbeat.web.lane_drawing import Axis, axis_of, axis_svg, end_in_words, lane_svg, order_of
 from everbeat.web.live import Parts, PulsePicture
 from everbeat.web.moments import written
@@ -246,7 +246,11 @@ def _steps(incident: Incident) -> Iterator[Step]:
     beat = None if first is None else first.recovery.last_beat_at
     if beat is not None and beat <= incident.at:
         yield Step("live", "s-live", "The last heartbeat", "of the tree that vouched for the leases", beat)
-    if incident.noticed_by == "session":
+    if incident.noticed_by == "session" and incident.noticed_after_ms is None:
+        yield Step(
+            "live", "s-live", "The last heartbeat", "the end of its session is not stored", incident.at
+        )
+    elif incident.noticed_by == "session":
         yield Step(
             "dead",
             "s-dead",
@@ -304,7 +308,7 @@ def _certificate(rerun: RecoveryCourse) -> Iterator[tuple[str, str | None]]:
     yield "Out of memory", "yes" if death.get("out_of_memory") else "no" if "out_of_memory" in death else None
     yield "Last memory", f"{rss / 2**20:.0f} MiB" if isinstance(rss, int) else None
     progress = death.get("last_progress")
-    yield "Last progress", None if progress is None else str(progress)
+    yield "Last progress", None if progress is None else wording.progress_text(progress)
     yield (
         "Crashes, losses",
         f"{death.get('crash_count', 0)}, {death.get('loss_count', 0)}" if "crash_count" in death else None,

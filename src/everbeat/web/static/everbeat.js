@@ -22,6 +22,11 @@ function localise(within) {
     const moment = new Date(element.dateTime);
     if (!Number.isNaN(moment.getTime())) element.textContent = shown(moment, element.dataset.form);
   }
+  for (const mark of within.querySelectorAll("text[data-at]")) {
+    const moment = new Date(mark.dataset.at);
+    if (!Number.isNaN(moment.getTime())) mark.textContent = moment.toTimeString().slice(0, 8);
+  }
+  for (const zone of within.querySelectorAll("[data-zone]")) zone.textContent = " local";
 }
 
 // ---------- keys ----------
