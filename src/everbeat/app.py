@@ -162,7 +162,7 @@ class App(
             lambda: dashboard_url_of(dashboard_url, environment=os.environ), otherwise=None
         )
         self._workers_in_process: WeakSet[InProcessWorker] = WeakSet()
-        self._tracing = make_or_gather(lambda: tracing_of(tracing), otherwise=None)
+        self._tracing = make_or_gather(lambda: tracing_of(tracing, address), otherwise=None)
         self._meters = make_or_gather(lambda: meters_of(metrics), otherwise=None)
         self._hooks = HookRegistry(self._tracing)
         self._surroundings = Surroundings(self._tracing)

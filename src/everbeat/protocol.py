@@ -23,7 +23,7 @@ from everbeat.domain.schedule.model import Declared
 from everbeat.domain.series import EventCounts, RateCounts
 from everbeat.domain.task.captured_log import LogLine
 from everbeat.domain.task.context_backend import EmittedItem, StepAnswer, StepQuestion
-from everbeat.domain.tracing.model import TracedAttempt
+from everbeat.domain.tracing.model import TracedAttempt, TraceIds
 from everbeat.errors import StopReason
 
 LeaseKey = tuple[UUID, UUID]
@@ -403,16 +403,18 @@ class Logged(ProcessMessage, frozen=True):
 
 
 class Returned(ProcessMessage, frozen=True):
-    """The attempt's code has returned `result` (JSON text)."""
+    """The attempt's code has returned `result` (JSON text). Here and below, `trace_ids` are those of the attempt's span."""
 
     claim_id: UUID
     result: str
+    trace_ids: TraceIds | None = None
 
 
 class AttemptSuspended(ProcessMessage, frozen=True):
     """The attempt's code has released its slot until the time or event that it is waiting for."""
 
     claim_id: UUID
+    trace_ids: TraceIds | None = None
 
 
 class AttemptPostponed(ProcessMessage, frozen=True):
@@ -423,6 +425,7 @@ class AttemptPostponed(ProcessMessage, frozen=True):
     after_ms: int
     run_at: datetime | None
     counts: bool
+    trace_ids: TraceIds | None = None
 
 
 class AttemptCancelled(ProcessMessage, frozen=True):
@@ -433,14 +436,12 @@ class AttemptCancelled(ProcessMessage, frozen=True):
 
 
 class Raised(ProcessMessage, frozen=True):
-    """The attempt's code has raised an exception, which `error` describes as JSON text.
-
-    `reasons` are all names under which a retry policy can list the exception.
-    """
+    """The attempt's code has raised an exception: `error` is JSON text, and `reasons` are the names under which a policy can list it."""
 
     claim_id: UUID
     error: str
     reasons: tuple[str, ...]
+    trace_ids: TraceIds | None = None
 
 
 class NotUnderstood(ProcessMessage, frozen=True):

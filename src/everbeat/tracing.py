@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from everbeat.domain.tracing.carrier import Carrier as Carrier
+from everbeat.domain.tracing.model import PreviousAttempt as PreviousAttempt
 from everbeat.domain.tracing.model import TracedAttempt as TracedAttempt
 from everbeat.domain.tracing.model import TracedEnd as TracedEnd
 from everbeat.domain.tracing.model import TracedRecovery as TracedRecovery
@@ -21,6 +22,7 @@ if _TYPE_CHECKING:
 __all__ = [
     "Carrier",
     "OpenTelemetry",
+    "PreviousAttempt",
     "TracedAttempt",
     "TracedEnd",
     "TracedRecovery",

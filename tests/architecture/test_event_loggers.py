@@ -16,6 +16,7 @@ SHARED = {
     "DatabaseBack": "an outage of the database, which a supervisor reports for its sessions",
     "DatabaseUnreachable": "the same, and the error of the same name",
     "HookFailed": "hooks are a part of recovery, wherever they are called",
+    "RecoveriesNotTraced": "the spans of recoveries, which a supervisor asks a worker process to create",
     "ProcessRecycled": "worker processes are recycled by their supervisor, and task processes by their worker",
 }
 

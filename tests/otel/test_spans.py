@@ -13,6 +13,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
+from psycopg import conninfo
 
 from everbeat import App, Context, FinalFailure, RetryPolicy, TaskError
 from everbeat.logging import task_fields
@@ -65,6 +66,7 @@ def test_a_send_is_a_producer_span_whose_context_is_stored_with_the_task(
     with exported.provider.get_tracer("test").start_as_current_span("request"):
         handle = welcome.with_options(key="k", labels={"tenant": "acme", "secret": "x"}).send(42)
     span = exported.one("send mail")
+    info = conninfo.conninfo_to_dict(migrated.url)
     assert span.kind is SpanKind.PRODUCER
     assert is_child(span, exported.one("request"))
     assert stored(migrated, handle.id)["traceparent"] == traceparent(span)
@@ -78,6 +80,8 @@ def test_a_send_is_a_producer_span_whose_context_is_stored_with_the_task(
         "everbeat.task.name": welcome.name,
         "everbeat.key": "k",
         "everbeat.label.tenant": "acme",
+        "server.address": info["host"],
+        "server.port": int(info["port"]),
     }
 
 
@@ -187,7 +191,9 @@ async def test_attempts_are_children_of_the_send_on_request_and_failures_are_err
     sent = exported.one("send default")
     assert is_child(first, sent)
     assert is_child(second, sent)
-    assert first.links == second.links == ()
+    assert first.links == ()
+    assert linked(second) == [span_id(first)]
+    assert dict(second.links[0].attributes or {}) == {"everbeat.link": "attempt", "everbeat.attempt": 1}
     assert [attributes(span)["error.type"] for span in (first, second)] == ["ValueError", "BROKEN"]
     assert [attributes(span)["everbeat.attempt"] for span in (first, second)] == [1, 2]
     assert first.status.status_code is StatusCode.ERROR

@@ -8,13 +8,13 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 import sentry_sdk
 
 from everbeat import App, RetryPolicy, TaskError
-from everbeat.domain.tracing.model import TracedRecovery
+from everbeat.domain.tracing.model import TracedAttempt, TracedEnd, TracedRecovery
 from everbeat.errors import ConfigurationError
 from everbeat.runtime import installed_tracers
 from everbeat.sentry import EverbeatIntegration
@@ -241,3 +241,23 @@ def test_an_app_does_not_import_the_sdk() -> None:
         "import sys; from everbeat import App; App('postgresql://x'); sys.exit('sentry_sdk' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(("will_retry", "events"), [(False, 1), (True, 0)])
+def test_an_attempt_whose_task_process_was_killed_is_reported_unless_it_runs_again(
+    sentry: Sentry, new_app: NewApp, will_retry: bool, events: int
+) -> None:
+    sentry.init()
+    app, now = new_app(), datetime.now(UTC)
+    attempt = TracedAttempt(
+        task_id=uuid4(), name="render", queue="default", attempt=1, fence=1, worker_id="w1", retry_count=0, crash_count=0, size=2, due_at=now,
+        started_at=now,
+    )  # fmt: skip
+    end = TracedEnd(how="failed", code="TASK_TIMEOUT", message="killed by SIGKILL", will_retry=will_retry)
+    assert app._tracing is not None
+    app._tracing.killed(attempt, end, now)
+    found = sentry.events
+    assert len(found) == events
+    for event in found:
+        assert event["exception"]["values"][0]["type"] == "TASK_TIMEOUT"
+        assert event["contexts"]["everbeat"]["task_id"] == str(attempt.task_id)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from datetime import datetime
 from itertools import product
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from tests.variants import long_except
 
 pytestmark = pytest.mark.story
 
+SIGKILLED = "the task process was stopped: killed by SIGKILL"
 WORKER = {"processes": 2, "process_concurrency": 1, "grace": 5}
 
 
@@ -140,6 +142,39 @@ def test_processes_export_their_last_spans_when_they_exit(scenario: Scenario, pr
     assert named(program, "process default") == []
     assert tree.stop() == 0
     assert len(named(program, "process default")) == 2
+
+
+def test_a_killed_task_process_leaves_a_span_and_log_lines_about_attempts_have_its_ids(
+    scenario: Scenario, program: ModuleType
+) -> None:
+    tree = scenario.ready_tree(program="traced", worker=WORKER, options=("--log-format", "json"))
+    deaf, failing = program.deaf.send().id, program.failing.send().id
+    for task_id in (deaf, failing):
+        scenario.until(scenario.state_is(task_id, "FAILED"), within=40, what="it failed", tree=tree)
+    assert tree.stop() == 0
+    of_task: dict[str, list[dict[str, Any]]] = {str(deaf): [], str(failing): []}
+    for span in named(program, "process default"):
+        of_task[span["attributes"]["messaging.message.id"]].append(span)
+
+    (killed,) = of_task[str(deaf)]
+    assert killed["status"] == {"status_code": "ERROR", "description": "TASK_TIMEOUT: " + SIGKILLED}
+    assert killed["attributes"]["error.type"] == "TASK_TIMEOUT"
+    assert killed["attributes"]["everbeat.outcome"] == "failed"
+    assert killed["attributes"]["everbeat.synthesized"] is True
+    ran_in = scenario.effects("deaf", deaf)[0]["pid"]
+    assert killed["resource"]["attributes"]["process.pid"] != ran_in, "the dead process cannot export it"
+    began_at, ended_at = (datetime.fromisoformat(killed[name]) for name in ("start_time", "end_time"))
+    assert 1 <= (ended_at - began_at).total_seconds() < 15
+    assert links(killed) <= {place(span) for span in named(program, "send default")}
+
+    lines = [json.loads(line) for line in tree.output().splitlines() if line.startswith("{")]
+    logged = [line for line in lines if line.get("event") in ("task_retry", "task_failure")]
+    logged = [line["fields"] for line in logged if line["fields"]["task_id"] == str(failing)]
+    runs = sorted(of_task[str(failing)], key=lambda span: span["start_time"])
+    assert [(f"0x{fields['trace_id']}", f"0x{fields['span_id']}") for fields in logged] == [
+        place(span) for span in runs
+    ]
+    assert len(logged) == 2
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ from everbeat.domain.recovery.hooks import (
     FailWithBackoff,
     HookAnswer,
     HookScopes,
+    HookSet,
     HooksUnreachable,
     NoAnswer,
     RecoveryContext,
@@ -27,13 +28,16 @@ from everbeat.domain.recovery.hooks import (
     SweepSummary,
 )
 from everbeat.domain.task.states import TaskState
+from everbeat.domain.tracing.tracing import Tracing
 from everbeat.protocol import AskHooks, FromWorkerProcess, HookAnswers, TellHooks, ToWorkerProcess
 from everbeat.recovering.hooks import LocalHooks
+from everbeat.recovering.traced import RecoveriesNotTraced
 from everbeat.runtime.channel import AsyncChannel
 from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.environment import ProcessEnvironment
 from everbeat.runtime.events import Event, EventBus, HookFailed
 from everbeat.runtime.task_scope import TaskScope
+from everbeat.runtime.tracing_log import log_tracer_failure
 from everbeat.supervisor import remote_hooks
 from everbeat.supervisor.processes import WorkerChild
 from everbeat.supervisor.remote_hooks import HookNewsLost, RemoteHooks
@@ -58,7 +62,7 @@ class HookChannel:
         self.bus = EventBus()
         self.bus.subscribe(self.events.append)
         self.hooks = RemoteHooks(ProcessEnvironment(events=self.bus))
-        self.hooks.open(HookScopes(every_task=True), timeout_s=0.3)
+        self.hooks.open(HookScopes(every_task=True, has_interrupted_hook=True), timeout_s=0.3)
         self.scope = TaskScope(name="test")
         self.channels: list[AsyncChannel] = []
         self.asked: list[str] = []
@@ -265,6 +269,17 @@ async def test_the_oldest_hook_notifications_are_dropped_above_the_limit(
     await channel.child("ready", telling(told))
     await channel.until(lambda: len(told) == 3)
     assert sorted(told) == sorted(one.task_id for one in news[2:])
+
+
+async def test_an_app_with_tracers_only_reports_missing_spans_and_no_lost_hook(channel: HookChannel) -> None:
+    channel.hooks.open(HookSet(tracing=Tracing([], log_tracer_failure)).scopes, timeout_s=0.3)
+    news = context()
+    await channel.hooks.interrupted([news])
+    await channel.hooks.close()
+    assert channel.lost() == []
+    (lost,) = [event for event in channel.events if isinstance(event, RecoveriesNotTraced)]
+    assert (lost.count, lost.task_ids) == (1, (news.task_id,))
+    assert lost.problem == "was not called: no worker process is ready, and the supervisor is shutting down"
 
 
 async def test_a_hook_notification_that_killed_its_worker_is_reported_and_not_repeated(

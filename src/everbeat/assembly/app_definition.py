@@ -202,15 +202,20 @@ def nats_of(wake: str | NatsConfig | None, recovery: RecoveryConfig) -> NatsConf
     return found
 
 
-def tracing_of(given: Tracer | Sequence[Tracer] | None) -> Tracing | None:
-    """Return the tracers of an app, or None without any. Raises ConfigurationError if one of them is not a tracer."""
+def tracing_of(given: Tracer | Sequence[Tracer] | None, address: DatabaseAddress) -> Tracing | None:
+    """Return the tracers of an app with this database, or None without any. Raises ConfigurationError if one of them is not a tracer."""
     fix = "pass everbeat.tracing.OpenTelemetry(), or an object of a class that inherits from everbeat.tracing.Tracer"
     tracers = [given] if isinstance(given, Tracer) else () if given is None else given
     if not isinstance(tracers, Sequence) or not all(isinstance(each, Tracer) for each in tracers):
         rule = f"must be a tracer or a sequence of tracers, not of type {type(given).__name__}"
         raise refused(given, subject="App.tracing", code="WRONG_TYPE", rule=rule, fix=fix)
     tracers = [*tracers, *installed_tracers()]
-    return Tracing(tracers, log_tracer_failure) if tracers else None
+    if not tracers:
+        return None
+    tracing = Tracing(tracers, log_tracer_failure)
+    if (server := address.server) is not None:
+        tracing.database(*server)
+    return tracing
 
 
 def meters_of(given: Meters | None) -> Meters | None:

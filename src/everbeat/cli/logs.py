@@ -14,8 +14,6 @@ from types import TracebackType
 from typing import Any, Final
 from uuid import UUID
 
-from msgspec.structs import asdict
-
 from everbeat.errors.wording import storable, visible, visible_json
 from everbeat.runtime import log_pump
 from everbeat.runtime.events import Event, event_name
@@ -89,8 +87,7 @@ def _structure(record: logging.LogRecord) -> tuple[str | None, dict[str, Any]]:
     """Return the event name and fields of a record. Everbeat's own messages consist of a name and `name=value` pairs."""
     event = getattr(record, "everbeat_event", None)
     if isinstance(event, Event):
-        shown = {name: value for name, value in asdict(event).items() if name not in event.unshown}
-        return event_name(event), shown
+        return event_name(event), event.shown
     if not _is_own(record) or not isinstance(record.msg, str):
         return None, {}
     name, _, rest = record.msg.partition(" ")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice, takewhile
 from types import MappingProxyType
 from typing import Any, Final, Unpack, overload
+from uuid import UUID
 
 from everbeat.client.database_access import DatabaseMethods
 from everbeat.client.handle import Handle, TaskOperations
@@ -21,6 +23,7 @@ from everbeat.client.schedules import (
 )
 from everbeat.client.sender import CallSender
 from everbeat.client.task import Call
+from everbeat.client.traced_sends import traced_run
 from everbeat.domain.explain.schedules import ScheduleExplanation
 from everbeat.domain.schedule.inspection import ScheduleFilters, ScheduleInfo, ScheduleState, TickInfo
 from everbeat.domain.schedule.model import DecidedTick, Definition, Rule
@@ -271,8 +274,12 @@ class ScheduleMethods(DatabaseMethods):
     def _sent_now(self, name: str) -> Plan[Handle[Any]]:
         found = yield from _known(name)
         new = self._sender.ids.next()
+        return (yield from traced_run(self._sender.tracing, found, new, partial(self._sent_as, new, found)))
+
+    def _sent_as(self, new: UUID, found: ScheduleInfo, context: str | None) -> Plan[Handle[Any]]:
+        name, channel = found.name, self._database.channel
         for _ in range(KEY_TRIES):
-            sent = yield from ask(schedules.run_schedule(name, task_id=new, channel=self._database.channel))
+            sent = yield from ask(schedules.run_schedule(name, task_id=new, channel=channel, context=context))
             if sent is None:
                 raise UnknownName("schedule", [name], known=(yield from ask(schedules.known_schedules())))
             if sent.task_id is not None:

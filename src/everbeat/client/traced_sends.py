@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TypeVar
+from uuid import UUID
 
+import msgspec
 from msgspec import structs
 
 from everbeat.domain.labels import decode_labels
 from everbeat.domain.metrics.meters import Meters
+from everbeat.domain.schedule.inspection import ScheduleInfo
 from everbeat.domain.tracing.model import TracedSend
 from everbeat.domain.tracing.tracing import Tracing
 from everbeat.errors.wording import class_name
@@ -37,6 +40,18 @@ def traced(
     with tracing.sending([_traced(task) for task in tasks]) as contexts:
         given = zip(tasks, contexts, strict=True)
         return (yield from store([structs.replace(task, context=context) for task, context in given]))
+
+
+def traced_run(
+    tracing: Tracing | None, schedule: ScheduleInfo, task_id: UUID, store: Callable[[str | None], Plan[T]]
+) -> Plan[T]:
+    """Return the plan that runs a schedule by hand, surrounded by the tracers. `store` makes it from the carrier as JSON text, or None."""
+    if tracing is None:
+        return (yield from store(None))
+    size = len(msgspec.json.encode(schedule.arguments))
+    send = TracedSend(name=schedule.task, queue=schedule.queue, task_id=task_id, size=size)
+    with tracing.sending([send]) as contexts:
+        return (yield from store(contexts[0]))
 
 
 def _measured(meters: Meters, tasks: Sequence[NewTask], plan: Plan[T]) -> Plan[T]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from traceback import format_exception
 from typing import Any, Final, Literal
 
 from opentelemetry import context as contexts
@@ -17,20 +18,24 @@ from everbeat.domain.task.current import current_attempt
 from everbeat.domain.tracing import names
 from everbeat.domain.tracing.carrier import Carrier
 from everbeat.domain.tracing.model import (
+    PreviousAttempt,
     TracedAttempt,
     TracedEnd,
     TracedRecovery,
     TracedSend,
     TracedWorkflow,
+    TraceIds,
     Tracer,
 )
 from everbeat.errors import UNHANDLED_EXCEPTION, WORKER_CRASHED
+from everbeat.errors.wording import class_name, safe_text
 
 MOST_CREATED: Final = 100
 """The largest send of many tasks for which each task gets its own span."""
 _LONGEST_TEXT: Final = 1_000
+_LONGEST_STACK: Final = 16_000
 _PLAIN: Final = (str, bool, int, float)
-_Attributes = dict[str, str | bool | int | float]
+_Attributes = dict[str, str | bool | int | float | Sequence[str]]
 
 
 @public
@@ -53,6 +58,14 @@ class OpenTelemetry(Tracer):
         self._is_parent = one_of("link", "parent")(trace, subject="OpenTelemetry.trace") == "parent"
         self._labels = frozenset(labels)
         self._tracer = _tracer(provider)
+        self._server: _Attributes = {}
+        self._databases = 0
+
+    def database(self, host: str, port: int, /) -> None:
+        """Name the server in the spans of sends, attempts and recoveries, unless apps with different databases share this tracer."""
+        server: _Attributes = {names.SERVER_ADDRESS: host, names.SERVER_PORT: port}
+        self._databases += server != self._server
+        self._server = server if self._databases == 1 else {}
 
     @contextmanager
     def sending(self, sends: Sequence[TracedSend], /) -> Iterator[Sequence[Carrier]]:
@@ -65,7 +78,7 @@ class OpenTelemetry(Tracer):
             return
         queues = sorted({send.queue for send in sends})
         shown = queues[0] if len(queues) == 1 else ""
-        attributes = _operation("send", "send", shown) | {names.BATCH_COUNT: len(sends)}
+        attributes = self._server | _operation("send", "send", shown) | {names.BATCH_COUNT: len(sends)}
         with self._span(f"send {shown}".rstrip(), SpanKind.CLIENT, attributes):
             yield (
                 [self._created(send) for send in sends]
@@ -81,7 +94,7 @@ class OpenTelemetry(Tracer):
     @contextmanager
     def starting(self, workflow: TracedWorkflow, /) -> Iterator[Carrier]:
         """Create the span of a workflow's start. The attempts of its tasks are linked to this span."""
-        attributes: _Attributes = {
+        attributes: _Attributes = self._server | {
             names.SYSTEM: names.SYSTEM_NAME, names.OPERATION_NAME: "start", names.OPERATION_TYPE: "create",
             names.CONVERSATION_ID: str(workflow.workflow_id), names.WORKFLOW_ID: str(workflow.workflow_id),
             names.WORKFLOW_NAME: workflow.name, names.WORKFLOW_NODES: workflow.nodes, **_key(workflow.key),
@@ -92,20 +105,33 @@ class OpenTelemetry(Tracer):
     @contextmanager
     def running(self, attempt: TracedAttempt, end: TracedEnd, /) -> Iterator[None]:
         """Create the span of an attempt, and make it current in the task's code."""
-        carrier = attempt.carrier
-        if not carrier and attempt.tick is not None and attempt.attempt == 1:
-            carrier = self._ticked(attempt)
-        around, links = self._around(carrier)
-        attributes = self._attempt(attempt)
-        span = self._tracer.start_span(
-            f"process {attempt.queue}", around, SpanKind.CONSUMER, attributes, links
-        )
+        span, around = self._begun(attempt)
         token = contexts.attach(trace.set_span_in_context(span, around))
         try:
             yield
         finally:
             contexts.detach(token)
             _close(span, end)
+
+    def killed(self, attempt: TracedAttempt, end: TracedEnd, ended_at: datetime, /) -> None:
+        """Create the span of an attempt whose task process was killed, so that it could not end its span."""
+        began_at = attempt.started_at or ended_at
+        span, _ = self._begun(attempt, at=began_at)
+        span.set_attribute(names.SYNTHESIZED, True)
+        _close(span, end, at=max(began_at, ended_at))
+
+    def _begun(self, attempt: TracedAttempt, *, at: datetime | None = None) -> tuple[Span, Context]:
+        """Start the span of an attempt, now or at a time in the past, and return it with the context around it."""
+        carrier = attempt.carrier
+        if not carrier and attempt.tick is not None and attempt.attempt == 1:
+            carrier = self._ticked(attempt)
+        around, links = self._around(carrier)
+        links += [_link_to(attempt.previous)] if attempt.previous is not None else []
+        span = self._tracer.start_span(
+            f"process {attempt.queue}", around, SpanKind.CONSUMER, self._attempt(attempt), links,
+            start_time=None if at is None else _ns(at),
+        )  # fmt: skip
+        return span, around
 
     @contextmanager
     def step(self, name: str, /) -> Iterator[None]:
@@ -133,12 +159,12 @@ class OpenTelemetry(Tracer):
                 links = [*links, Link(dead, {names.LINK: "attempt"})]
             noticed_at = _later(recovery.last_beat_at or recovery.recovered_at, recovery.certificate)
             span = self._tracer.start_span(
-                names.RECOVER_SPAN, around, SpanKind.INTERNAL, _recovery(recovery), links,
+                names.RECOVER_SPAN, around, SpanKind.INTERNAL, self._server | _recovery(recovery), links,
                 start_time=_ns(min(noticed_at, recovery.recovered_at)),
             )  # fmt: skip
             span.end(_ns(recovery.recovered_at))
 
-    def ids(self) -> tuple[str, str] | None:
+    def ids(self) -> TraceIds | None:
         """Return the ids of the current span."""
         found = trace.get_current_span().get_span_context()
         return (
@@ -185,7 +211,7 @@ class OpenTelemetry(Tracer):
         if recovery.started_at is None:
             return None
         span = self._tracer.start_span(
-            f"process {recovery.queue}", around, SpanKind.CONSUMER, _death(recovery), links,
+            f"process {recovery.queue}", around, SpanKind.CONSUMER, self._server | _death(recovery), links,
             start_time=_ns(recovery.started_at),
         )  # fmt: skip
         span.set_status(Status(StatusCode.ERROR, recovery.cause[:_LONGEST_TEXT]))
@@ -193,7 +219,9 @@ class OpenTelemetry(Tracer):
         return span.get_span_context()
 
     def _sent(self, send: TracedSend) -> _Attributes:
-        found: _Attributes = {names.TASK_NAME: send.name, names.BODY_SIZE: send.size, **_key(send.key)}
+        found: _Attributes = {
+            names.TASK_NAME: send.name, names.BODY_SIZE: send.size, **_key(send.key), **self._server,
+        }  # fmt: skip
         if send.task_id is not None:
             found[names.MESSAGE_ID] = str(send.task_id)
         if send.parent_id is not None:
@@ -204,11 +232,13 @@ class OpenTelemetry(Tracer):
         found = _message(attempt) | _operation("process", "process", attempt.queue) | {
             names.CLIENT_ID: attempt.worker_id, names.BODY_SIZE: attempt.size, names.ATTEMPT: attempt.attempt,
             names.RETRY_COUNT: attempt.retry_count, names.CRASH_COUNT: attempt.crash_count, names.FENCE: attempt.fence,
-            **_key(attempt.key), **_workflow(attempt), **self._chosen(attempt.labels),
+            **_key(attempt.key), **_workflow(attempt), **self._chosen(attempt.labels), **self._server,
         }  # fmt: skip
         if attempt.started_at is not None:
             waited = attempt.started_at - attempt.due_at
             found[names.WAIT_MS] = max(0, round(waited.total_seconds() * 1_000))
+        if attempt.limits:
+            found[names.LIMIT] = attempt.limits
         if attempt.parent_id is not None:
             found[names.PARENT_ID] = str(attempt.parent_id)
         if attempt.schedule is not None:
@@ -288,20 +318,40 @@ def _death(recovery: TracedRecovery) -> _Attributes:
     }  # fmt: skip
 
 
-def _close(span: Span, end: TracedEnd) -> None:
-    if end.how is not None:
-        span.set_attribute(names.OUTCOME, end.how)
-    if end.how in (None, "failed", "declined"):
-        code = None if end.code == UNHANDLED_EXCEPTION else end.code  # the class says more, as in the metrics
-        _fail(span, code or end.type or end.code or "unknown", error=end.exception, message=end.message)
-    span.end()
+def _link_to(previous: PreviousAttempt) -> Link:
+    context = SpanContext(int(previous.trace_id, 16), int(previous.span_id, 16), is_remote=True)
+    return Link(context, {names.LINK: "attempt", names.ATTEMPT: previous.number})
+
+
+def _close(span: Span, end: TracedEnd, *, at: datetime | None = None) -> None:
+    try:
+        if end.how is not None:
+            span.set_attribute(names.OUTCOME, end.how)
+        if end.how in (None, "failed", "declined"):
+            code = (
+                None if end.code == UNHANDLED_EXCEPTION else end.code
+            )  # the class says more, as in the metrics
+            _fail(span, code or end.type or end.code or "unknown", error=end.exception, message=end.message)
+    finally:
+        span.end(None if at is None else _ns(at))
 
 
 def _fail(span: Span, kind: str, *, error: BaseException | None = None, message: str | None = None) -> None:
     span.set_attribute(names.ERROR_TYPE, kind)
     span.set_status(Status(StatusCode.ERROR, (message or kind)[:_LONGEST_TEXT]))
     if isinstance(error, Exception):
-        span.record_exception(error)
+        # Not `record_exception`: the text of a user's exception can raise, and a lone surrogate makes an exporter drop a whole batch.
+        facts = {
+            "exception.type": class_name(type(error)),
+            "exception.message": safe_text(error, limit=_LONGEST_TEXT),
+            "exception.stacktrace": safe_text(error, limit=_LONGEST_STACK, render=_stack),
+        }
+        span.add_event("exception", facts)
+
+
+def _stack(error: object) -> str:
+    assert isinstance(error, BaseException)
+    return "".join(format_exception(error))
 
 
 def _later(moment: datetime, certificate: Mapping[str, Any]) -> datetime:

@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from everbeat.domain.recovery.hooks import (
     CALLS_AT_ONCE,
+    CallKind,
     Default,
     FailWithBackoff,
     Hook,
-    HookKind,
     HookReply,
     HookScopes,
     HookSet,
@@ -101,7 +101,7 @@ class LocalHooks:
         if (tracing := self._hooks.tracing) is not None:
             found = [context._traced for context in contexts if context._traced is not None]
             # A tracer might hang, so it has the time limit of a hook.
-            tracer = Hook(kind="on_interrupted", function=tracing.recovered, is_async=False)
+            tracer = Hook(kind="tracing", function=tracing.recovered, is_async=False)
             await self._tried(tracer, found, None)
         hook = self._hooks.interrupted
         if hook is None:
@@ -176,7 +176,7 @@ class LocalHooks:
         threading.Thread(target=call, name=f"everbeat-hook {hook.name}", daemon=True).start()
         return asyncio.wrap_future(future)
 
-    def report(self, kind: HookKind, function: str, task: RecoveryContext | None, problem: str) -> None:
+    def report(self, kind: CallKind, function: str, task: RecoveryContext | None, problem: str) -> None:
         """Report that a hook call returned no result. If `task` is None, the call concerned a whole recovery pass."""
         self._events.emit(
             HookFailed(
@@ -240,7 +240,7 @@ class PlannedHooks:
 
     async def _called(
         self,
-        kind: HookKind,
+        kind: CallKind,
         call: Callable[[], Coroutine[Any, Any, T]],
         subjects: Sequence[RecoveryContext | None],
     ) -> T | _Failed:
@@ -248,7 +248,7 @@ class PlannedHooks:
 
     def _in_a_thread(
         self,
-        kind: HookKind,
+        kind: CallKind,
         call: Callable[[], Coroutine[Any, Any, T]],
         subjects: Sequence[RecoveryContext | None],
     ) -> T | _Failed:

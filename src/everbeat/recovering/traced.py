@@ -5,16 +5,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from typing import Final
+from uuid import UUID
 
 from msgspec.structs import replace
 
 from everbeat.domain.recovery.hooks import RecoveryContext
 from everbeat.errors import EverbeatError
 from everbeat.recovering.observer import ONE_TRY, RecoveryEnvironment
+from everbeat.runtime.events import Event
 from everbeat.store.traced import traced_recoveries
 
 _MOST: Final = 100
-_log = logging.getLogger("everbeat.recovering")
+
+
+class RecoveriesNotTraced(Event, frozen=True, kw_only=True):
+    """Tasks were recovered, but the spans of these recoveries are missing. `problem` is the reason."""
+
+    component = "recovering"
+    level = logging.WARNING
+    count: int
+    task_ids: tuple[UUID, ...]
+    problem: str
 
 
 async def with_traces(
@@ -35,7 +46,9 @@ async def with_traces(
         try:
             traces = await environment.statements.run(statement, patience_s=ONE_TRY)
         except EverbeatError as problem:
-            _log.warning("recoveries_not_traced count=%s problem=%s", len(some), problem)
+            ids = tuple(each.task_id for each in some)
+            lost = RecoveriesNotTraced(count=len(some), task_ids=ids, problem=str(problem))
+            environment.events.emit(lost)
             traces = {}
         found += [replace(each, _traced=traces.get(each.task_id)) for each in some]
     return found

@@ -17,6 +17,7 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from everbeat.domain.tracing.model import TraceIds
 from everbeat.errors import DatabaseReadOnly as ReadOnlyError
 from everbeat.errors import DatabaseUnreachable as UnreachableError
 from everbeat.errors.wording import class_name, safe_text, visible
@@ -75,6 +76,14 @@ class Event(Struct, frozen=True, kw_only=True):
     def unshown(self) -> frozenset[str]:
         """Return the names of the fields that are left out of the log line."""
         return frozenset()
+
+    @property
+    def shown(self) -> dict[str, object]:
+        """Return the fields of log records. An event about an attempt with a span has `trace_id` and `span_id` instead of `trace_ids`."""
+        unshown = self.unshown
+        found = {name: value for name, value in asdict(self).items() if name not in unshown}
+        ids = found.pop("trace_ids", None)
+        return found if ids is None else {**found, "trace_id": ids[0], "span_id": ids[1]}
 
     @property
     def exc_info(self) -> BaseException | None:
@@ -144,6 +153,7 @@ class ZombieRefused(Event, frozen=True, kw_only=True):
     level = logging.WARNING
     task_id: UUID
     verb: str
+    trace_ids: TraceIds | None = None
 
 
 class TaskStarted(Event, frozen=True, kw_only=True):
@@ -168,6 +178,7 @@ class TaskFinished(Event, frozen=True, kw_only=True):
     name: str
     state: str
     duration_s: float
+    trace_ids: TraceIds | None = None
 
 
 class TaskRecovered(Event, frozen=True, kw_only=True):
@@ -338,10 +349,15 @@ def is_logged(kind: type[Event]) -> bool:
 
 
 def log_event(event: Event) -> None:
-    """Write `event` to the logger `everbeat.<component>`. The log record carries the event as `everbeat_event`."""
+    """Write `event` to the logger `everbeat.<component>`. The log record carries the event as `everbeat_event`.
+
+    If the event is about an attempt with a span, the record has `trace_id` and `span_id`, like the records of the attempt's code.
+    """
     logger = _logger(event.component)
     if logger.isEnabledFor(event.loudness):
-        extra = {"everbeat_event": event}
+        extra: dict[str, object] = {"everbeat_event": event}
+        if (ids := getattr(event, "trace_ids", None)) is not None:
+            extra |= {"trace_id": ids[0], "span_id": ids[1]}
         logger.log(event.loudness, "%s", event_text(event), exc_info=event.exc_info, extra=extra)
 
 
@@ -360,10 +376,7 @@ def event_name(event: Event) -> str:
 def event_text(event: Event) -> str:
     """Return the event's name and its key=value pairs on one line, followed by any multi-line text, indented."""
     parts, below = [event_name(event)], ""
-    unshown = event.unshown
-    for field, value in asdict(event).items():
-        if field in unshown:
-            continue
+    for field, value in event.shown.items():
         if isinstance(value, str) and "\n" in value.rstrip():
             below += f"\n{field}:\n" + "\n".join(f"  {line}" for line in value.rstrip().splitlines())
         else:

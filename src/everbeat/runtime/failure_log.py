@@ -14,6 +14,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from everbeat.domain.task.outcome import error_from_json
+from everbeat.domain.tracing.model import TraceIds
 from everbeat.runtime.events import Event, log_event
 from everbeat.runtime.fork import call_in_forked_child
 
@@ -35,6 +36,7 @@ class FailedAttempt(Event, frozen=True, kw_only=True):
     code: str
     type: str
     message: str
+    trace_ids: TraceIds | None = None
 
 
 class TaskFailure(FailedAttempt, frozen=True, kw_only=True):
@@ -90,6 +92,7 @@ class TaskPostponed(Event, frozen=True, kw_only=True):
     reason: str
     run_in_s: float | None = None
     run_at: datetime | None = None
+    trace_ids: TraceIds | None = None
 
 
 class FailuresFolded(Event, frozen=True, kw_only=True):
@@ -111,7 +114,13 @@ class RetriesFolded(FailuresFolded, frozen=True, kw_only=True):
 
 
 def task_failure(
-    task_id: UUID, name: str, *, attempt: int, error: bytes | str, exception: BaseException | None = None
+    task_id: UUID,
+    name: str,
+    *,
+    attempt: int,
+    error: bytes | str,
+    exception: BaseException | None = None,
+    trace_ids: TraceIds | None = None,
 ) -> TaskFailure:
     """Return the event for a task that became FAILED with the given stored error."""
     known = error_from_json(error)
@@ -124,6 +133,7 @@ def task_failure(
         message=known.message,
         traceback=known.traceback if exception is None else "",
         exception=exception,
+        trace_ids=trace_ids,
     )
 
 
@@ -135,6 +145,7 @@ def task_retry(
     error: bytes | str,
     retry_in_s: float | None,
     run_at: datetime | None = None,
+    trace_ids: TraceIds | None = None,
 ) -> TaskRetry:
     """Return the event for an attempt that failed with the given stored error and whose task will be retried."""
     known = error_from_json(error)
@@ -147,6 +158,7 @@ def task_retry(
         message=known.message,
         retry_in_s=retry_in_s,
         run_at=run_at,
+        trace_ids=trace_ids,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import datetime
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -110,6 +111,20 @@ class SentryTracer(Tracer):
                         each.set_status(_status(end))
                 if end.how in _FAILED and (integration.capture_retries or not end.will_retry):
                     capture_failure(attempt, end)
+
+    def killed(self, attempt: TracedAttempt, end: TracedEnd, ended_at: datetime, /) -> None:
+        """Report the failure of an attempt whose task process was killed, so that it could not report it."""
+        del ended_at
+        integration = self._active()
+        if (
+            integration is None
+            or end.how not in _FAILED
+            or (end.will_retry and not integration.capture_retries)
+        ):
+            return
+        with sentry_sdk.isolation_scope() as scope:
+            scope.add_event_processor(about(attempt, integration.hide))
+            capture_failure(attempt, end)
 
     def recovered(self, recoveries: Sequence[TracedRecovery], /) -> None:
         """Report deaths of workers, one event for each incident."""

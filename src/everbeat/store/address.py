@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import psycopg
 from msgspec import Struct
+from psycopg import conninfo
 
 from everbeat.domain.doctor.server import UnfinishedUpgrade
 from everbeat.errors import EmbeddedUnavailable, WrongDatabaseURL
@@ -28,6 +30,7 @@ FOLDER_VARIABLE: Final = "EVERBEAT_EMBEDDED_DIR"
 EMBEDDED: Final = "embedded"
 AutoMigrate: TypeAlias = bool | Literal["create"]
 """Whether the first use of a database creates a missing schema ("create"), creates or upgrades it (True), or does neither (False)."""
+_PORT: Final = 5432
 _MIGRATES: Final = "everbeat migrate"
 
 T = TypeVar("T")
@@ -74,6 +77,16 @@ class DatabaseAddress(Struct, frozen=True, kw_only=True):
     def shown(self) -> str:
         """Return the address without its secrets."""
         return shown_url(self.url) if self.folder is None else f"{EMBEDDED}:{self.folder}"
+
+    @property
+    def server(self) -> tuple[str, int] | None:
+        """Return the host, or the folder of the socket, and the port. Return None if the URL does not name exactly one server."""
+        if self.folder is not None:
+            return None
+        given = conninfo.conninfo_to_dict(self.url)
+        host = str(given.get("host") or given.get("hostaddr") or os.environ.get("PGHOST") or "")
+        port = str(given.get("port") or os.environ.get("PGPORT") or _PORT)
+        return (host, int(port)) if host and "," not in host and port.isdecimal() else None
 
     def require_there(self) -> None:
         """Raise EmbeddedUnavailable if the embedded server was never created. A command that only reads must not create one."""

@@ -158,7 +158,8 @@ class Settlement(Struct, frozen=True, kw_only=True):
     `retry_in_ms` is the delay before the retry, counted from the database's current time (None: no retry). If `run_at` is set, it replaces
     the delay. A POSTPONED task fails if `most_postponed` of its attempts since an operator's last retry were postponed. A SUSPENDED task
     becomes due at the time that `store.steps` has written to its row. DECLINED settlements are passed to `decline`, not to `settle`. If the
-    row of a declined task cannot be marked, the remaining fields are written instead.
+    row of a declined task cannot be marked, the remaining fields are written instead. `context` is the carrier for the next attempt, as JSON
+    text, or None if the carrier stays.
     """
 
     id: UUID
@@ -169,6 +170,7 @@ class Settlement(Struct, frozen=True, kw_only=True):
     retry_in_ms: int | None = None
     run_at: datetime | None = None
     most_postponed: int | None = None
+    context: str | None = None
 
 
 def lease_keys(leases: Sequence[tuple[UUID, UUID]]) -> dict[str, Any]:
@@ -219,6 +221,7 @@ def settle_telling(
         "results": json_array([one.result for one in ordered]), "errors": json_array([one.error for one in ordered]),
         "retry_in_ms": integers([one.retry_in_ms for one in ordered]), "run_ats": moments([one.run_at for one in ordered]),
         "most_postponed": integers([one.most_postponed for one in ordered]), "channel": channel,
+        "contexts": json_array([None if one.context is None else one.context.encode() for one in ordered]),
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> tuple[dict[UUID, str], dict[UUID, bytes]]:

@@ -349,11 +349,16 @@ def delete_schedule(name: str) -> Statement[ScheduleChange | None]:
     return Statement("schedule/delete_schedule", {"name": name}, rows.first(ScheduleChange))
 
 
-def run_schedule(name: str, *, task_id: UUID, channel: str) -> Statement[SentRun | None]:
-    """Send a task as a tick of the schedule does. Return None if the schedule does not exist. The task's id makes the call idempotent."""
+def run_schedule(
+    name: str, *, task_id: UUID, channel: str, context: str | None = None
+) -> Statement[SentRun | None]:
+    """Send a task as a tick of the schedule does. Return None if the schedule does not exist. The task's id makes the call idempotent.
+
+    `context` is the carrier of the send, if it is traced.
+    """
     return Statement(
         "schedule/run_schedule",
-        {"name": name, "id": task_id, "channel": channel},
+        {"name": name, "id": task_id, "channel": channel, "context": context},
         lambda found: SentRun(found[0][0]) if found else None,
     )
 

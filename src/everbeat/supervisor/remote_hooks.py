@@ -22,6 +22,7 @@ from everbeat.domain.recovery.hooks import (
 )
 from everbeat.domain.settings.units import spelled_duration
 from everbeat.protocol import AskHooks, HookAnswers, TellHooks, answer_of
+from everbeat.recovering.traced import RecoveriesNotTraced
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.environment import ProcessEnvironment
 from everbeat.runtime.events import Event, EventBus, HookFailed
@@ -80,7 +81,11 @@ class HookNotices:
 
     A process that dies during such a call might have died because of the call. The call is then not repeated, and no other call is
     made for a minute.
+
+    `scopes` says whether the app has an `on_interrupted` hook, or only tracers, which get the same calls.
     """
+
+    scopes = HookScopes()
 
     def __init__(self, processes: HookProcesses, *, events: EventBus, clock: Clock) -> None:
         self._processes = processes
@@ -186,8 +191,11 @@ class HookNotices:
     def _lost(self, news: Sequence[News], problem: str) -> None:
         interrupted = tuple(one.task_id for one in news if isinstance(one, RecoveryContext))
         summaries = [one for one in news if isinstance(one, SweepSummary)]
-        if interrupted:
+        if interrupted and self.scopes.has_interrupted_hook:
             self._report_lost("on_interrupted", len(interrupted), interrupted, problem)
+        elif interrupted:
+            count = len(interrupted)
+            self._events.emit(RecoveriesNotTraced(count=count, task_ids=interrupted, problem=problem))
         if summaries:
             recovered = tuple(task_id for one in summaries for task_id in one.task_ids)
             self._report_lost("on_recovered", len(summaries), recovered, problem)
@@ -228,6 +236,7 @@ class RemoteHooks:
     def open(self, scopes: HookScopes, *, timeout_s: float) -> None:
         """Store which hooks the app has registered, as reported by the first worker process."""
         self.scopes, self._timeout_s = scopes, timeout_s
+        self._notices.scopes = scopes
 
     def join(self, child: WorkerChild) -> None:
         """Add a process that is ready to call hooks."""

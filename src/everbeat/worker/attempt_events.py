@@ -27,7 +27,15 @@ def emit_failed(events: EventBus, attempt: Attempt, settlement: Settlement, stat
     exception, attempt.exception = attempt.exception, None
     task_id, name, error = attempt.id, attempt.task.name, settlement.error or b"{}"
     if state == "FAILED":
-        events.emit(task_failure(task_id, name, attempt=attempt.number, error=error, exception=exception))
+        failure = task_failure(
+            task_id,
+            name,
+            attempt=attempt.number,
+            error=error,
+            exception=exception,
+            trace_ids=attempt.trace_ids,
+        )
+        events.emit(failure)
     elif state == "PENDING":
         events.emit(
             task_retry(
@@ -37,6 +45,7 @@ def emit_failed(events: EventBus, attempt: Attempt, settlement: Settlement, stat
                 error=error,
                 retry_in_s=_delay_s(settlement),
                 run_at=settlement.run_at,
+                trace_ids=attempt.trace_ids,
             )
         )
 
@@ -54,6 +63,7 @@ def emit_postponed(events: EventBus, attempt: Attempt, settlement: Settlement, s
                 reason=known.message,
                 run_in_s=_delay_s(settlement),
                 run_at=settlement.run_at,
+                trace_ids=attempt.trace_ids,
             )
         )
 
@@ -72,6 +82,7 @@ def emit_failed_try(events: EventBus, attempt: Attempt, failed: FailedTry, *, re
             name=attempt.task.name,
             attempt=attempt.number,
             retry_in_s=retry_in_s,
+            trace_ids=attempt.trace_ids,
             **values,
         )
     )
@@ -81,4 +92,8 @@ def emit_finished(events: EventBus, attempt: Attempt, state: str, duration_s: fl
     """Emit an event that the attempt is over, if any listener is registered. `state` is the task's state after the settlement."""
     if events.has_listeners(TaskFinished):
         name = attempt.task.name
-        events.emit(TaskFinished(task_id=attempt.id, name=name, state=state, duration_s=duration_s))
+        events.emit(
+            TaskFinished(
+                task_id=attempt.id, name=name, state=state, duration_s=duration_s, trace_ids=attempt.trace_ids
+            )
+        )

@@ -14,6 +14,7 @@ from uuid import UUID
 from everbeat.domain.task.checkpoint import Checkpoint as Finished
 from everbeat.domain.task.context_backend import RESULT, Completion, StepAnswer, StepQuestion, TaskCommit
 from everbeat.domain.task.definition import CallCodec
+from everbeat.domain.tracing.model import TraceIds
 from everbeat.domain.tracing.tracing import Tracing
 from everbeat.errors import CommitRefused, DatabaseError, PayloadError, TaskStopped, TaskSuspended
 from everbeat.protocol import (
@@ -50,7 +51,8 @@ _TICKETS: Final = count(1)
 class RequestingBackend(ABC):
     """A base class for backends that send the requests of running code to the worker."""
 
-    __slots__ = ()
+    trace_ids: TraceIds | None = None
+    """The ids of the attempt's span, if the app has a tracer and the code has begun."""
 
     @property
     @abstractmethod

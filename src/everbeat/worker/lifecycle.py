@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, Literal, TypeAlias
 
+from msgspec.structs import replace
+
 from everbeat.domain.recovery.decision import Stall
 from everbeat.errors import EverbeatError, StopReason
 from everbeat.protocol import LeaseKey
@@ -49,6 +51,7 @@ from everbeat.worker.settlement import (
     state_after,
 )
 from everbeat.worker.streams import StreamRecorder
+from everbeat.worker.traced_attempts import next_context
 from everbeat.worker.workflow_advancer import Advancer
 
 RecoverAttempt: TypeAlias = Callable[[LeaseKey, ExitReport | Stall, float], Awaitable[bool]]
@@ -210,6 +213,7 @@ class AttemptLifecycle:
                 attempt=attempt.number,
                 silent_s=silent_s,
                 stack=executor.whereabouts(attempt),
+                trace_ids=attempt.trace_ids,
             )
         )
         attempt.cancel_timers()
@@ -276,7 +280,7 @@ class AttemptLifecycle:
         self._let_go(attempt, "SETTLED")
         if verdict == "lost":
             self._rates.events.refuse("settle")
-            self._events.emit(ZombieRefused(task_id=attempt.id, verb="settle"))
+            self._events.emit(ZombieRefused(task_id=attempt.id, verb="settle", trace_ids=attempt.trace_ids))
             return
         state = state_after(settlement) if verdict == "already" else verdict
         self.outcomes[state] += 1
@@ -364,6 +368,8 @@ class AttemptLifecycle:
 
     def _settle(self, attempt: Attempt, settlement: Settlement) -> None:
         self._unsettled(attempt, "OUTCOME")
+        if attempt.trace_ids is not None and settlement.outcome not in ("COMPLETED", "CANCELLED"):
+            settlement = replace(settlement, context=next_context(attempt))
         if cancels_its_children(settlement):
             cancelling = self._cancel_and_settle(attempt, settlement)
             self._environment.scope.start(cancelling, name=f"cancel children of {attempt.id}")

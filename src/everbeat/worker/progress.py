@@ -7,6 +7,7 @@ import logging
 from typing import Final
 from uuid import UUID
 
+from everbeat.domain.tracing.model import TraceIds
 from everbeat.runtime.events import Event
 from everbeat.store.leases import record_progress
 from everbeat.worker.attempt import CODE_RUNS, OVER, Attempt
@@ -87,6 +88,7 @@ class TaskStalled(Event, frozen=True, kw_only=True):
     attempt: int
     silent_s: float
     stack: str
+    trace_ids: TraceIds | None = None
 
 
 class StallWatch:

@@ -18,6 +18,7 @@ from everbeat.domain.settings.units import milliseconds
 from everbeat.domain.task.ending import exhausted
 from everbeat.domain.task.outcome import error_from_json, error_to_json
 from everbeat.domain.task.retry import reasons_of
+from everbeat.domain.tracing.model import TraceIds
 from everbeat.errors import (
     TASK_TIMEOUT,
     UNHANDLED_EXCEPTION,
@@ -112,6 +113,7 @@ class CodeFailedAfterItsCommit(Event, frozen=True, kw_only=True):
     code: str
     type: str
     message: str
+    trace_ids: TraceIds | None = None
 
 
 def failed_after_commit(
@@ -129,6 +131,7 @@ def failed_after_commit(
         code=error.code,
         type=error.type,
         message=storable(error.message, limit=_MESSAGE_BYTES),
+        trace_ids=attempt.trace_ids,
     )
 
 

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from everbeat import App, Context, RecoveryConfig
+from everbeat import App, Context, RecoveryConfig, RetryPolicy, TaskStopped
 from everbeat.config import WorkerConfig
 from everbeat.domain.task.policy import OnCrash
 from everbeat.tracing import OpenTelemetry
@@ -90,6 +90,21 @@ def in_thread(ctx: Context) -> int:
 @app.task(on_crash=AGAIN, run_in="process")
 def in_process(ctx: Context) -> int:
     return work(ctx)
+
+
+@app.task(run_in="process", timeout="1s")
+def deaf() -> None:
+    record("deaf")
+    while True:
+        try:
+            time.sleep(10)
+        except TaskStopped:
+            continue
+
+
+@app.task(retry=RetryPolicy(auto_retry_for=[ValueError], max_retries=1, intervals=[1]), run_in="process")
+def failing() -> None:
+    raise ValueError("no stock")
 
 
 @app.task

@@ -23,6 +23,9 @@ CALLS_AT_ONCE: Final = 16
 """The maximum number of hooks that run at the same time. The time limit of each hook is measured from its own start."""
 
 HookKind: TypeAlias = Literal["on_recovery", "on_interrupted", "on_recovered"]
+"""The kinds of hooks that an app can register."""
+CallKind: TypeAlias = Literal["on_recovery", "on_interrupted", "on_recovered", "tracing"]
+"""The subject of an event about a call in a recovery: a hook of this kind, or the tracers."""
 InterruptionReason: TypeAlias = Literal["worker_crashed", "task_stalled"]
 
 
@@ -110,9 +113,9 @@ class SweepSummary(Struct, frozen=True, kw_only=True):
 
 
 class Hook(Struct, frozen=True, kw_only=True):
-    """A registered hook function. `task` limits an `on_recovery` hook to tasks with that name."""
+    """A registered hook function, or the tracers. `task` limits an `on_recovery` hook to tasks with that name."""
 
-    kind: HookKind
+    kind: CallKind
     function: Callable[[Any], Any]
     is_async: bool
     task: str | None = None
@@ -127,6 +130,7 @@ class Hook(Struct, frozen=True, kw_only=True):
 class HookScopes(Struct, frozen=True, kw_only=True):
     """Which hooks the app has registered, and whether it has tracers, which also get the calls of the `on_interrupted` hooks.
 
+    `interrupted` is set for tracers, too. `has_interrupted_hook` is set only if the app has registered such a hook.
     This information is sent to processes that cannot call the hooks, such as the supervisor.
     """
 
@@ -135,6 +139,7 @@ class HookScopes(Struct, frozen=True, kw_only=True):
     interrupted: bool = False
     recovered: bool = False
     traced: bool = False
+    has_interrupted_hook: bool = False
 
     def decides(self, name: str) -> bool:
         """Return whether a hook decides about tasks with this name."""
@@ -162,6 +167,7 @@ class HookSet(Struct, frozen=True, kw_only=True):
             interrupted=self.interrupted is not None or self.tracing is not None,
             traced=self.tracing is not None,
             recovered=self.recovered is not None,
+            has_interrupted_hook=self.interrupted is not None,
         )
 
 

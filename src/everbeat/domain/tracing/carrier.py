@@ -11,6 +11,8 @@ Carrier: TypeAlias = Mapping[str, str]
 """Texts by their names, such as `traceparent`, `tracestate` and `baggage`."""
 
 NO_CARRIER: Final[Carrier] = {}
+PREVIOUS: Final = "everbeat-previous"
+"""The name of the text that names the previous attempt: its number, its trace id and its span id, joined by hyphens."""
 CARRIER_BYTES: Final = 8_192
 """The maximum JSON size of a stored carrier, in bytes. Texts that do not fit are left out, `baggage` before all others."""
 _BAGGAGE: Final = "baggage"

@@ -12,6 +12,8 @@ from msgspec import Struct
 
 from everbeat.domain.tracing.carrier import NO_CARRIER, Carrier
 
+TraceIds: TypeAlias = tuple[str, str]
+"""A trace id and a span id, in hexadecimal digits."""
 CodeEnd: TypeAlias = Literal["completed", "failed", "suspended", "postponed", "cancelled", "declined"]
 
 
@@ -39,12 +41,21 @@ class TracedWorkflow(Struct, frozen=True, kw_only=True):
     key: str | None = None
 
 
+class PreviousAttempt(Struct, frozen=True):
+    """The number and the ids of an earlier attempt of the same task."""
+
+    number: int
+    trace_id: str
+    span_id: str
+
+
 class TracedAttempt(Struct, frozen=True, kw_only=True):
     """An attempt whose code is about to run. `size` is that of the arguments, in bytes of JSON. `carrier` is that of the task's send.
 
     `retried_for` are the reasons for which the task runs again if this attempt fails: codes and classes. It is empty without a retry left.
     `workflow_id` and `node` (a number) are set for tasks of a workflow, `parent_id` for children of a task, and `schedule` and `tick` for
-    tasks that a schedule has sent.
+    tasks that a schedule has sent. `limits` are the names of the limits under which the task runs. `previous` is the
+    latest attempt that ended with a span and after which the task runs again.
     """
 
     task_id: UUID
@@ -66,6 +77,8 @@ class TracedAttempt(Struct, frozen=True, kw_only=True):
     parent_id: UUID | None = None
     schedule: str | None = None
     tick: datetime | None = None
+    limits: tuple[str, ...] = ()
+    previous: PreviousAttempt | None = None
     carrier: Carrier = NO_CARRIER
     retried_for: tuple[str, ...] = ()
 
@@ -119,6 +132,9 @@ class Tracer:
     the context variables of the code that they surround. An exception that a method raises is logged once and otherwise ignored.
     """
 
+    def database(self, host: str, port: int, /) -> None:
+        """Note the database of an app with this tracer. Called once for each app whose URL names one server. `host` can be a path of a socket."""
+
     def sending(self, sends: Sequence[TracedSend], /) -> AbstractContextManager[Sequence[Carrier]]:
         """Surround the statement that sends these tasks, and give a carrier for each of them."""
         return nullcontext([NO_CARRIER] * len(sends))
@@ -132,6 +148,9 @@ class Tracer:
         """Surround the code of an attempt. `end` is filled in before the context manager exits."""
         del attempt, end
         return nullcontext()
+
+    def killed(self, attempt: TracedAttempt, end: TracedEnd, ended_at: datetime, /) -> None:
+        """Note an attempt whose task process was killed after a stop, so that its `running` did not exit. Called in the worker process."""
 
     def step(self, name: str, /) -> AbstractContextManager[object]:
         """Surround the call of a step's function. An exception of the function passes through the context manager."""
@@ -148,6 +167,6 @@ class Tracer:
     def recovered(self, recoveries: Sequence[TracedRecovery], /) -> None:
         """Note recoveries. Called in one process of the tree, soon after each recovery was committed."""
 
-    def ids(self) -> tuple[str, str] | None:
+    def ids(self) -> TraceIds | None:
         """Return the trace id and the span id for log records of the running code, in hexadecimal digits, or None."""
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -14,6 +15,7 @@ from everbeat.domain.tracing.model import (
     TracedRecovery,
     TracedSend,
     TracedWorkflow,
+    TraceIds,
     Tracer,
 )
 
@@ -30,6 +32,10 @@ class Tracing:
         self.tracers = tuple(tracers)
         self._report = report
         self._reported: set[tuple[int, str]] = set()
+
+    def database(self, host: str, port: int) -> None:
+        """Note the database of the app."""
+        self._each("database", lambda tracer: tracer.database(host, port))
 
     def sending(self, sends: Sequence[TracedSend]) -> Surround[Sequence[Carrier], list[str | None]]:
         """Surround the statement that sends these tasks, and give the JSON text of a carrier, or None, for each of them."""
@@ -53,6 +59,10 @@ class Tracing:
         """Surround the code of an attempt. The caller fills in `end` inside the block."""
         return Surround(self, "running", lambda tracer: tracer.running(attempt, end), _nothing)
 
+    def killed(self, attempt: TracedAttempt, end: TracedEnd, ended_at: datetime) -> None:
+        """Note an attempt whose task process was killed, so that the code's surroundings did not exit."""
+        self._each("killed", lambda tracer: tracer.killed(attempt, end, ended_at))
+
     def step(self, name: str) -> Surround[object, None]:
         """Surround the call of a step's function."""
         return Surround(self, "step", lambda tracer: tracer.step(name), _nothing)
@@ -69,7 +79,7 @@ class Tracing:
         """Note recoveries that were committed."""
         self._each("recovered", lambda tracer: tracer.recovered(recoveries))
 
-    def ids(self) -> tuple[str, str] | None:
+    def ids(self) -> TraceIds | None:
         """Return the trace id and the span id for log records of the running code, or None."""
         found = self._each("ids", lambda tracer: tracer.ids())
         return next((ids for ids in found if ids is not None), None)

@@ -239,7 +239,7 @@ with recursive caller as materialized (
         -- [context
         , json_build_object(
             'carrier', case when octet_length(t.context::text) <= 16384 then t.context end, 'sent_at', t.sent_at, 'key', left(coalesce(t.key, t.unique_key), 1000),
-            'schedule', t.schedule, 'workflow_id', t.workflow_id, 'node', t.node, 'parent_id', t.parent_id
+            'schedule', t.schedule, 'workflow_id', t.workflow_id, 'node', t.node, 'parent_id', t.parent_id, 'gates', t.gates
         )::text as context
         -- context]
 -- [lines
@@ -272,7 +272,7 @@ from (
         -- [context
         , json_build_object(
             'carrier', case when octet_length(t.context::text) <= 16384 then t.context end, 'sent_at', t.sent_at, 'key', left(coalesce(t.key, t.unique_key), 1000),
-            'schedule', t.schedule, 'workflow_id', t.workflow_id, 'node', t.node, 'parent_id', t.parent_id
+            'schedule', t.schedule, 'workflow_id', t.workflow_id, 'node', t.node, 'parent_id', t.parent_id, 'gates', t.gates
         )::text as context
         -- context]
         , null, null, null

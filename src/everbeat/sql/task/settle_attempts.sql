@@ -8,9 +8,10 @@
 -- fails. A cancel request never hides a success. After a cancel request, any other outcome becomes CANCELLED and never a retry. The
 -- parameters are JSON arrays, because quoting a large result as an element of a text array takes minutes. All parameters are texts, so that
 -- any driver works if the code settles the attempt in its own commit. Return one row with the verdicts, in the given order, and the stored
--- errors of POSTPONED attempts that failed instead, by place. A task whose code ended without a crash is no longer a suspect. The end of a
--- task releases the next task of its serial line. Without `limit 1`, the planner would move the condition on the state into the lookup and
--- read the whole index of leases for each row. Two lists are never joined: each row is looked up by its key.
+-- errors of POSTPONED attempts that failed instead, by place. If the task runs again, `context` replaces its carrier, unless it is null. A
+-- task whose code ended without a crash is no longer a suspect. The end of a task releases the next task of its serial line. Without
+-- `limit 1`, the planner would move the condition on the state into the lookup and read the whole index of leases for each row. Two lists
+-- are never joined: each row is looked up by its key.
 with asked as (
     select
         a.id, a.claim_id, case a.outcome when 'HANDED_BACK' then 'RELEASED' when 'POSTPONED' then 'SUSPENDED' else a.outcome end as outcome,
@@ -19,18 +20,19 @@ with asked as (
             when a.run_at is not null then greatest(a.run_at, statement_timestamp())
             else statement_timestamp() + a.retry_in_ms * interval '1 millisecond'
         end as retry_at,
-        a.result, nullif(a.error::text, 'null')::json as error, a.place,
+        a.result, nullif(a.error::text, 'null')::json as error, nullif(a.context::text, 'null')::json as context, a.place,
         case when a.outcome = 'POSTPONED' then a.error -> 'data' ->> 'limit' end as limit_name
     from rows from (
         unnest(
             %(ids)s::text::uuid[], %(claim_ids)s::text::uuid[], %(outcomes)s::text::text[], %(retry_in_ms)s::text::bigint[],
             %(run_ats)s::text::timestamptz[], %(most_postponed)s::text::integer[]
         ),
-        json_array_elements(%(results)s::text::json), json_array_elements(%(errors)s::text::json)
-    ) with ordinality as a (id, claim_id, outcome, retry_in_ms, run_at, most_postponed, result, error, place)
+        json_array_elements(%(results)s::text::json), json_array_elements(%(errors)s::text::json),
+        json_array_elements(%(contexts)s::text::json)
+    ) with ordinality as a (id, claim_id, outcome, retry_in_ms, run_at, most_postponed, result, error, context, place)
 ), held as materialized (
     select
-        a.id, a.claim_id, a.has_begun, a.is_postponed, a.retry_at, a.result, a.place, a.limit_name, t.gates,
+        a.id, a.claim_id, a.has_begun, a.is_postponed, a.retry_at, a.result, a.context, a.place, a.limit_name, t.gates,
         t.queue, t.fence, t.attempt, t.claimed_by_worker_id, t.claimed_at, t.started_at, next.state as next_state,
         case when a.is_postponed and next.state = 'FAILED' then 'FAILED' else a.outcome end as outcome,
         case
@@ -103,7 +105,8 @@ with asked as (
         claimed_by_worker_id = case when h.next_state = 'PENDING' then null else t.claimed_by_worker_id end,
         started_at = case when h.next_state = 'PENDING' then null else t.started_at end,
         suspect = t.suspect and h.outcome = 'RELEASED',
-        checkpoint = case when h.next_state <> 'COMPLETED' then t.checkpoint end
+        checkpoint = case when h.next_state <> 'COMPLETED' then t.checkpoint end,
+        context = case when h.next_state = 'PENDING' then coalesce(h.context, t.context) else t.context end
     from held h
     where t.id = h.id and h.next_state is not null
     returning t.id, t.state, t.queue, t.serial

@@ -19,7 +19,6 @@ from everbeat.domain.task.needs import given_names
 from everbeat.domain.task.outcome import error_from_exception, error_to_json, is_cut
 from everbeat.domain.task.retry import reasons_of
 from everbeat.domain.tracing.model import TracedAttempt
-from everbeat.domain.tracing.tracing import Tracing
 from everbeat.errors import (
     ARGUMENTS_INVALID,
     RESULT_UNSERIALISABLE,
@@ -40,6 +39,7 @@ from everbeat.worker.attempt import (
     Declined,
     Succeeded,
 )
+from everbeat.worker.context_backend import RequestingBackend
 from everbeat.worker.traced_attempts import AttemptSpan
 
 _NOTE_BYTES: Final = 500
@@ -180,32 +180,27 @@ class Invoker(Struct, frozen=True):
         *,
         awaited: Callable[[PreparedCall, ContextSource], Coroutine[Any, Any, Any]] | None = None,
         traced: TracedAttempt | None = None,
+        backend: RequestingBackend | None = None,
     ) -> AttemptEnd:
         """Run a task function until it finishes, blocking the thread, and return how the attempt ended.
 
         The function runs in its own copy of the context variables, so that no task sees the values that another task has set.
         `awaited` runs the coroutine of an async function. `traced` is what the tracers see, if there are any.
+        `backend` gets the ids of the attempt's span.
         """
         run = contextvars.copy_context().run
         if (tracing := self.middleware.tracing) is not None and traced is not None:
-            return run(self._run_traced, tracing, traced, definition, args, context, awaited or _awaited)
+            span = run(AttemptSpan, tracing, traced)
+            if backend is not None:
+                backend.trace_ids = span.ids
+            ended = self.judged(
+                definition, context, run(self._run, definition, args, context, awaited or _awaited)
+            )
+            run(span.close, ended, stopped=context.stop_reason())
+            return ended
         return self.judged(
             definition, context, run(self._run, definition, args, context, awaited or _awaited)
         )
-
-    def _run_traced(
-        self,
-        tracing: Tracing,
-        traced: TracedAttempt,
-        definition: TaskDefinition,
-        args: str,
-        context: ContextSource,
-        awaited: Callable[[PreparedCall, ContextSource], Coroutine[Any, Any, Any]],
-    ) -> AttemptEnd:
-        span = AttemptSpan(tracing, traced)
-        ended = self.judged(definition, context, self._run(definition, args, context, awaited))
-        span.close(ended, stopped=context.stop_reason())
-        return ended
 
     def _run(
         self,

@@ -125,6 +125,8 @@ class AsyncExecutor(_InProcessExecutor):
         enter(context)  # no reset is needed: this asyncio task has its own context
         tracing = self._invoker.middleware.tracing
         span = None if tracing is None else AttemptSpan(tracing, self._traced(attempt))
+        if span is not None:
+            attempt.trace_ids = span.ids
         try:
             call = self._invoker.call(definition, attempt.task.args, context)
             if isinstance(call, CodeFailed | Declined):
@@ -204,7 +206,9 @@ class ThreadExecutor(_InProcessExecutor):
                 partial(attempt.context, worker_id=self._identity.worker_id), log=attempt.log
             )
             traced = None if self._invoker.middleware.tracing is None else self._traced(attempt)
-            ended = self._invoker.run(attempt.definition, attempt.task.args, context, traced=traced)
+            ended = self._invoker.run(
+                attempt.definition, attempt.task.args, context, traced=traced, backend=attempt
+            )
             attempt.ended = ended
             self._tell(attempt, ended)
             del attempt, context, ended, traced  # an idle thread must not keep the last result alive

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import Final, Literal
 
 from everbeat import protocol
+from everbeat.domain.tracing.model import TraceIds
 from everbeat.errors import StopReason
 from everbeat.protocol import (
     CancelRun,
@@ -44,7 +45,7 @@ from everbeat.worker.attempt import (
 from everbeat.worker.environment import WorkerEnvironment
 from everbeat.worker.messages import AttemptEnded, ExecutorBroken, SlotFreed
 from everbeat.worker.shutdown import RecyclingLimits
-from everbeat.worker.traced_attempts import traced_attempt
+from everbeat.worker.traced_attempts import trace_killed, traced_attempt
 
 EXIT_PATIENCE_S: Final = 1.0
 STACKS_S: Final = 0.25
@@ -317,18 +318,17 @@ class ProcessExecutor:
                         _take(process.attempt, report)
                     case request if isinstance(request, Request):
                         self._scope.start(self._answer(process, request), name="answer")
-                    case Returned(claim_id, result):
-                        self._ended(process, claim_id, Succeeded(result.encode()))
-                    case protocol.AttemptSuspended(claim_id):
-                        self._ended(process, claim_id, CodeSuspended())
-                    case protocol.AttemptPostponed(claim_id, error, after_ms, run_at, counts):
-                        self._ended(
-                            process, claim_id, CodePostponed(error.encode(), after_ms, run_at, counts)
-                        )
+                    case Returned(claim_id, result, ids):
+                        self._ended(process, claim_id, Succeeded(result.encode()), ids)
+                    case protocol.AttemptSuspended(claim_id, ids):
+                        self._ended(process, claim_id, CodeSuspended(), ids)
+                    case protocol.AttemptPostponed(claim_id, error, after_ms, run_at, counts, ids):
+                        ended = CodePostponed(error.encode(), after_ms, run_at, counts)
+                        self._ended(process, claim_id, ended, ids)
                     case protocol.AttemptCancelled(claim_id, error):
                         self._ended(process, claim_id, CodeCancelled(error.encode()))
-                    case Raised(claim_id, error, reasons):
-                        self._ended(process, claim_id, CodeFailed(error.encode(), reasons))
+                    case Raised(claim_id, error, reasons, ids):
+                        self._ended(process, claim_id, CodeFailed(error.encode(), reasons), ids)
                     case NotUnderstood(claim_id, error, reasons, unknown, missing):
                         failed = CodeFailed(error.encode(), reasons)
                         self._ended(process, claim_id, Declined(failed, unknown, missing))
@@ -357,10 +357,13 @@ class ProcessExecutor:
         await asyncio.sleep(EXIT_PATIENCE_S)
         process.channel.close()
 
-    def _ended(self, process: TaskChild, claim_id: object, ended: AttemptEnd) -> None:
+    def _ended(
+        self, process: TaskChild, claim_id: object, ended: AttemptEnd, ids: TraceIds | None = None
+    ) -> None:
         attempt = process.attempt
         if attempt is None or attempt.claim_id != claim_id:
             return
+        attempt.trace_ids = ids
         if process.is_doomed:
             # The slot becomes free when the process exits.
             process.attempt = None
@@ -406,7 +409,10 @@ class ProcessExecutor:
             self._idle.remove(process)
         for served in [served for served, busy in self._busy.items() if busy is process]:
             del self._busy[served]
-        if (attempt := process.attempt) is not None:
-            process.attempt = None
+        attempt, process.attempt = process.attempt, None
+        if attempt is not None:
             self._send(AttemptEnded(attempt, Died(report)))
         self._send(SlotFreed(self._name))
+        if attempt is not None:
+            worker_id, now = self._environment.identity.worker_id, self._environment.clock.monotonic()
+            trace_killed(attempt, worker_id=worker_id, cause=report.cause, ran_s=now - attempt.launched_at)

@@ -131,7 +131,7 @@ class TaskProgram:
             running.is_interruptible = False
             running.flush()
             running.send_log()
-            self._report(running.order, ended)
+            self._report(running, ended)
             if running.stopped is not None:
                 return
             del running, ended  # an idle process must not keep the last result alive
@@ -145,25 +145,26 @@ class TaskProgram:
             running.is_interruptible = True
             running.raise_if_stopped()
             return self._invoker.run(
-                definition, order.args, context, awaited=running.awaited, traced=order.traced
+                definition, order.args, context, awaited=running.awaited, traced=order.traced, backend=running
             )
         except BaseException as exception:  # noqa: BLE001 - a stop that arrives between two steps of this class
             return self._invoker.ended_by(definition, exception)
         finally:
             running.is_interruptible = False
 
-    def _report(self, order: RunAttempt, ended: AttemptEnd) -> None:
+    def _report(self, running: RunningAttempt, ended: AttemptEnd) -> None:
+        order, ids = running.order, running.trace_ids
         match ended:
             case Succeeded(result):
-                message: AttemptReport = Returned(order.claim_id, result.decode())
+                message: AttemptReport = Returned(order.claim_id, result.decode(), ids)
             case ended_as.CodeSuspended():
-                message = AttemptSuspended(order.claim_id)
+                message = AttemptSuspended(order.claim_id, ids)
             case ended_as.CodePostponed(error, after_ms, run_at, counts):
-                message = AttemptPostponed(order.claim_id, error.decode(), after_ms, run_at, counts)
+                message = AttemptPostponed(order.claim_id, error.decode(), after_ms, run_at, counts, ids)
             case ended_as.CodeCancelled(error):
                 message = AttemptCancelled(order.claim_id, error.decode())
             case CodeFailed(error, reasons):
-                message = Raised(order.claim_id, error.decode(), reasons)
+                message = Raised(order.claim_id, error.decode(), reasons, ids)
             case Declined(CodeFailed(error, reasons), unknown, missing):
                 message = NotUnderstood(order.claim_id, error.decode(), reasons, unknown, missing)
             case _:
@@ -173,7 +174,7 @@ class TaskProgram:
         except FrameTooLarge as problem:
             definition = self._definitions[order.name]
             failed = self._invoker.raised(definition, problem)
-            self._channel.send(Raised(order.claim_id, failed.error.decode(), failed.reasons))
+            self._channel.send(Raised(order.claim_id, failed.error.decode(), failed.reasons, ids))
 
     def _hear(self, message: ToTaskProcess) -> None:
         """Handle a message from the worker. Called in the listening thread."""
