@@ -6,13 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.store import test_rate_sums as sums
 from tests.store import test_series as counts
 from tests.store.conftest import StoreHarness
 from tests.store.test_mutants import Mutant, notices, scenario
 
 __all__ = ["scenario"]
 
-WRITE, ROLL_UP, SAMPLE = "series/write_rates", "series/roll_up_rates", "series/sample_depths"
+WRITE, ROLL_UP, SUM, SAMPLE = (
+    "series/write_rates",
+    "series/roll_up_rates",
+    "series/sum_rates",
+    "series/sample_depths",
+)
 
 MUTANTS = [
     Mutant(
@@ -50,6 +56,22 @@ MUTANTS = [
     Mutant(
         "a roll-up that replaces a sum while others roll up", ROLL_UP, "started = r.started + excluded.started", "started = excluded.started",
         counts.test_nothing_is_counted_twice_or_lost_while_several_sessions_roll_up,
+    ),
+    Mutant(
+        "a sum of a minute that is still written", SUM, "x.at + x.length + x.settled <=", "x.at + x.length <=",
+        sums.test_a_minute_that_is_still_written_is_not_summed,
+    ),
+    Mutant(
+        "a sum that leaves out a span in which nothing happened", SUM, "group by grouping sets ((r.queue), ())", "group by grouping sets ((r.queue))",
+        sums.test_a_span_in_which_nothing_happened_has_a_total_of_zero,
+    ),
+    Mutant(
+        "a chart that counts summed minutes again", "series/list_total_rates", "x.at >= (select max(c.until) from covered c)", "x.at >= %(since)s",
+        sums.test_charts_of_sums_equal_those_of_rates_now_and_in_the_past,
+    ),
+    Mutant(
+        "a chart that ignores the rates after the sums", "series/list_total_rates", "x.at < %(until)s", "x.at < %(since)s",
+        sums.test_rates_that_other_code_has_not_summed_are_counted,
     ),
     Mutant(
         "a sample by each supervisor", SAMPLE, "from turn\n), kept", "from (select 1) x\n), kept",

@@ -10,7 +10,7 @@ from msgspec import Struct
 from psycopg import Connection
 from psycopg.types.numeric import Int8
 
-from everbeat.store import history
+from everbeat.store import history, series
 from tests.store.conftest import StoreHarness
 from tests.store.lining import put_limit
 
@@ -314,6 +314,8 @@ def fill(db: StoreHarness, sizes: Sizes) -> None:
         for part in parts:
             part.result()
     run(db.connection, _TEXTS)
+    while db.run(series.sum_rates()):
+        pass
     tables = db.connection.execute(
         "select relname from pg_class where relnamespace = %s::regnamespace and relkind = 'r'",
         [db.target.schema],

@@ -21,12 +21,9 @@ from tests.store.test_plans import nodes
 
 LARGE: Final = frozenset({
     "tasks", "history", "attempts", "steps", "signals", "labels", "nodes", "edges", "beats", "worker_states",
-    "depths", "ticks", "stream_items", "batch_events",
+    "rates", "depths", "ticks", "stream_items", "batch_events",
 })  # fmt: skip
-"""The tables that grow with the number of tasks or with time. No page may read one of them as a whole.
-
-A chart reads the rows of its time of `rates`, which can be most of the table. Its size depends on queues and task names, not on tasks.
-"""
+"""The tables that grow with the number of tasks or with time. No page may read one of them as a whole."""
 PATIENCE_S: Final = 60
 """How long a statement can take that is explained."""
 

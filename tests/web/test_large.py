@@ -43,7 +43,8 @@ _SERVER: Final = {
 }
 
 PATHS: Final = (
-    "/pulse", "/pulse/stream?once=1", "/workers", "/workers/stream?once=1", "/workers/worker-1-1", "/workers/tree-1", "/workers/tree-500",
+    "/pulse", "/pulse?range=6h", "/pulse?range=48h", "/pulse?range=30d", "/queues?queue=queue-1&range=30d",
+    "/pulse/stream?once=1", "/workers", "/workers/stream?once=1", "/workers/worker-1-1", "/workers/tree-1", "/workers/tree-500",
     "/recoveries", "/recoveries/stream?once=1", "/recoveries/export?as=json", "/recoveries/sweep",
     "/find?q=unknown", "/find?q=01", f"/find?q={LONG}", "/find?q={task}",
     "/tasks", "/tasks?limit=500", "/tasks?order=happened", "/tasks?before={old}", "/tasks?order=happened&before={old}",

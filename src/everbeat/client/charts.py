@@ -17,7 +17,7 @@ from everbeat.domain.charts import (
 )
 from everbeat.domain.series import quantile_s
 from everbeat.errors.wording import amount
-from everbeat.store import charts, series
+from everbeat.store import charts
 from everbeat.store.charts import MarkRow, QueueSpan
 from everbeat.store.plan import Plan, ask
 
@@ -34,7 +34,7 @@ def read_charts(chosen: ChartRange, *, now: datetime, queue: str | None = None) 
     """Return a plan that reads the series of a range that ends with the span of `now`."""
     spans = spans_of(chosen, now=now)
     since, until = spans[0], spans[-1] + timedelta(seconds=chosen.bucket_s)
-    rates = yield from ask(series.rates(since=since, until=until, bucket_s=chosen.bucket_s, queue=queue))
+    rates = yield from ask(charts.total_rates(chosen, since=since, until=until, queue=queue))
     depths = yield from ask(charts.total_depths(chosen, since=since, until=until, queue=queue))
     found = yield from ask(charts.marks(since=since, until=until))
     return Charts(
@@ -52,7 +52,7 @@ def busiest_queues(chosen: ChartRange, *, now: datetime, limit: int) -> Plan[lis
     """Return a plan that reads the queues whose attempts started most often in a range, with the ends of each span."""
     spans = spans_of(chosen, now=now)
     since, until = spans[0], spans[-1] + timedelta(seconds=chosen.bucket_s)
-    found = yield from ask(charts.busiest_queues(since=since, until=until, limit=limit))
+    found = yield from ask(charts.busiest_queues(chosen, since=since, until=until, limit=limit))
     names = [each.queue or "" for each in found]
     ends = yield from ask(charts.queue_ends(chosen, names, since=since, until=until))
     lines = _lines(spans, names, ends)

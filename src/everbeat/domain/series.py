@@ -21,6 +21,13 @@ OTHER_NAME: Final = "other"
 """The name under which a tree counts all task functions after the first 200, and all queues after the first 1,000."""
 MOST_NAMES: Final = 200
 MOST_QUEUES: Final = 1_000
+SUMS_KEPT_S: Final = {43_200: 31 * 86_400, 3_600: 84 * 3_600, 300: 48 * 3_600, 60: 2 * 3_600}
+"""For how many seconds sums of rates are kept, by the length of their spans in seconds. Longer spans come first: charts read
+shorter ones only after the end of the longer ones."""
+SUMS_SETTLE_S: Final = {43_200: 49 * 3_600}
+"""How many seconds after its end a span is summed, if that is not `LEAST_SETTLE_S`. The minutes of half a day are added up to hours first."""
+LEAST_SETTLE_S: Final = 600
+"""Supervisors write a minute for at most five minutes."""
 AttemptResult: TypeAlias = Literal[
     "completed", "failed", "retried", "cancelled", "suspended", "released", "crashed", "lost"
 ]

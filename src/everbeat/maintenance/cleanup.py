@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -14,6 +15,7 @@ from msgspec import Struct
 
 from everbeat.config import RecoveryConfig
 from everbeat.domain.inspection import PruneResult
+from everbeat.domain.series import SUMS_KEPT_S
 from everbeat.errors import DatabaseError
 from everbeat.maintenance.counting import LOWEST_ID, MOST_COUNTED, pruned, unsure
 from everbeat.recovering.observer import ONE_TRY, RecoveryEnvironment, Statements
@@ -233,6 +235,8 @@ def _walks(
     yield _Walk("", partial(retention.prune_lines, limit=rows))
     yield _Walk("", partial(retention.prune_gates, limit=rows))
     yield _Walk(_LONG_AGO, partial(retention.prune_rates, limit=rows))
+    for seconds, is_total in itertools.product(SUMS_KEPT_S, (False, True)):
+        yield _Walk(_LONG_AGO, partial(retention.prune_rate_sums, seconds, is_total=is_total, limit=rows))
     for seconds in DEPTHS_KEPT:
         yield _Walk(_LONG_AGO, partial(retention.prune_depths, seconds, limit=rows))
 

@@ -25,6 +25,8 @@ _BEHIND_S: Final = 0.05
 """How long after the end of a minute its last counts are taken."""
 _SELDOM: Final = 6
 """A supervisor without a turn to watch tries to sample only once in this many of its other passes."""
+_MOST_SUMS: Final = 50
+"""How many spans are summed after one sample, so that the next one is not late."""
 _SURE_FOR_S: Final = 60.0
 """How long after a reply the database's time is calculated from it."""
 
@@ -141,9 +143,16 @@ class DepthSampler:
         self._pace_s = pace_s
 
     async def tick(self) -> float | None:
-        """Take a sample, unless it is another supervisor's turn. After the first sample of a minute, roll rates up."""
+        """Take a sample, unless it is another supervisor's turn. After the first sample of a minute, roll rates up and sum them."""
         supervisor_id = self._environment.observer.supervisor_id
         if await self._environment.run_once(series.sample_depths(taken_by=supervisor_id)):
             while await self._environment.run_once(series.roll_up_rates()) >= series.MOST_ROLLED_UP:
                 pass
+            await self._sum_rates()
         return max(self.interval_s, _SELDOM * self._pace_s())
+
+    async def _sum_rates(self) -> None:
+        """Sum the rates of the spans that have ended. After an upgrade, this takes some minutes."""
+        for _ in range(_MOST_SUMS):
+            if not await self._environment.run_once(series.sum_rates()):
+                return

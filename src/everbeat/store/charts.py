@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from everbeat.domain.charts import ChartRange
 from everbeat.domain.pulse.incidents import OF_MASS
-from everbeat.domain.series import DepthBucket, RateBucket
+from everbeat.domain.series import SUMS_KEPT_S, DepthBucket, RateBucket
 from everbeat.store import rows
 from everbeat.store.statement import Statement
 
@@ -46,9 +46,25 @@ def total_depths(
     return Statement("series/list_total_depths", parameters, rows.each(DepthBucket))
 
 
-def busiest_queues(*, since: datetime, until: datetime, limit: int) -> Statement[list[RateBucket]]:
+def total_rates(
+    chosen: ChartRange, *, since: datetime, until: datetime, queue: str | None
+) -> Statement[list[RateBucket]]:
+    """List the events of tasks in each span, of one queue or of all queues together. A span without any event can have no row."""
+    parameters = {
+        "since": since,
+        "until": until,
+        "bucket_s": chosen.bucket_s,
+        "levels": _levels(chosen),
+        "queue": queue,
+    }
+    return Statement("series/list_total_rates", parameters, rows.each(RateBucket))
+
+
+def busiest_queues(
+    chosen: ChartRange, *, since: datetime, until: datetime, limit: int
+) -> Statement[list[RateBucket]]:
     """List the queues whose attempts started most often, with their sums."""
-    parameters = {"since": since, "until": until, "limit": limit}
+    parameters = {"since": since, "until": until, "levels": _levels(chosen), "limit": limit}
     return Statement("series/list_busiest_queues", parameters, rows.each(RateBucket))
 
 
@@ -56,7 +72,9 @@ def queue_ends(
     chosen: ChartRange, queues: Sequence[str], *, since: datetime, until: datetime
 ) -> Statement[list[QueueSpan]]:
     """List how many attempts and tasks of these queues ended in each span."""
-    parameters = {"since": since, "until": until, "bucket_s": chosen.bucket_s, "queues": list(queues)}
+    parameters = {
+        "since": since, "until": until, "bucket_s": chosen.bucket_s, "levels": _levels(chosen), "queues": list(queues),
+    }  # fmt: skip
     return Statement("series/list_queue_ends", parameters, rows.each(QueueSpan))
 
 
@@ -68,6 +86,11 @@ def queue_depths(
         "since": since, "until": until, "bucket_s": chosen.bucket_s, "seconds": list(chosen.depth_seconds), "queues": list(queues),
     }  # fmt: skip
     return Statement("series/list_queue_depths", parameters, rows.each(QueueSpan))
+
+
+def _levels(chosen: ChartRange) -> list[int]:
+    """Return the lengths of the sums that can be added up to the spans of a range, the longest first."""
+    return [seconds for seconds in SUMS_KEPT_S if seconds <= chosen.bucket_s]
 
 
 def marks(*, since: datetime, until: datetime) -> Statement[list[MarkRow]]:

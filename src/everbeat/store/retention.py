@@ -11,6 +11,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from everbeat.domain.inspection import PruneResult
+from everbeat.domain.series import SUMS_KEPT_S
 from everbeat.errors import DatabaseUnreachable
 from everbeat.errors.wording import amount
 from everbeat.store import rows
@@ -170,6 +171,16 @@ def prune_ticks(*, hours: int, limit: int, after: datetime) -> Statement[PruneSt
 def prune_rates(*, limit: int, after: datetime) -> Statement[PruneStep[datetime]]:
     """Delete up to `limit` rates of hours that began more than 30 days ago. Rates are not counted as records."""
     return Statement("retention/prune_rates", {"limit": limit, "after": after}, _step())
+
+
+def prune_rate_sums(
+    seconds: int, *, is_total: bool, limit: int, after: datetime
+) -> Statement[PruneStep[datetime]]:
+    """Delete up to `limit` old sums of rates over spans of this length. Sums are not counted as records."""
+    parameters = {
+        "seconds": seconds, "is_total": is_total, "kept_s": SUMS_KEPT_S[seconds], "limit": limit, "after": after,
+    }  # fmt: skip
+    return Statement("retention/prune_rate_sums", parameters, _step())
 
 
 def prune_depths(seconds: int, *, limit: int, after: datetime) -> Statement[PruneStep[datetime]]:

@@ -9,7 +9,15 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from everbeat.domain.series import DepthBucket, LatestDepths, RateBucket, SizeBucket
+from everbeat.domain.series import (
+    LEAST_SETTLE_S,
+    SUMS_KEPT_S,
+    SUMS_SETTLE_S,
+    DepthBucket,
+    LatestDepths,
+    RateBucket,
+    SizeBucket,
+)
 from everbeat.store import rows
 from everbeat.store.rows import Row
 from everbeat.store.statement import Statement
@@ -44,6 +52,16 @@ def write_rates(counts: Sequence[Mapping[str, Any]], *, supervisor: str) -> Stat
 def roll_up_rates(*, most: int = MOST_ROLLED_UP) -> Statement[int]:
     """Add up the rates of old minutes and hours. Return how many rows were replaced by sums: 0 if none is left."""
     return Statement("series/roll_up_rates", {"most": most}, rows.only(int))
+
+
+def sum_rates() -> Statement[bool]:
+    """Sum up the rates of the next span that ended long enough ago, the longest spans first. Return False if none is left."""
+    levels = list(SUMS_KEPT_S)
+    parameters = {
+        "levels": levels, "kept_s": [SUMS_KEPT_S[each] for each in levels],
+        "settled_s": [SUMS_SETTLE_S.get(each, LEAST_SETTLE_S) for each in levels],
+    }  # fmt: skip
+    return Statement("series/sum_rates", parameters, rows.only(bool))
 
 
 def sample_depths(

@@ -5,7 +5,10 @@
 -- index by queue. So at most ten times `most` of their entries are read, and of lines and of groups of marked tasks only the first `most`.
 -- The order of each part makes the planner read an index even if most rows match.
 {fragment/lanes}, {fragment/marked_lanes}, {fragment/serial_lines}, bound as materialized (
-    select least(%(most)s::bigint, greatest(100, %(most_of_all)s::bigint / greatest(1, count(*)))) as most from lane
+    select
+        least(%(most)s::bigint, greatest(100, %(most_of_all)s::bigint / greatest(1, count(*)))) as most, array_agg(l.queue) as queues,
+        array_agg(l.priority) as priorities
+    from lane l
 ), grouped as materialized (
     select l.* from marked_lane l limit %(most)s + 1
 ), headed as materialized (
@@ -28,10 +31,9 @@
             or (select count(*) from in_line) > 10 * %(most)s::bigint as waiting,
         (select count(*) from in_flight) > 10 * %(most)s::bigint as in_flight
 ), counted as (
-    select l.queue, n.due as pending, n.later, n.suspended, 0::bigint as claimed, 0::bigint as running, n.oldest
-    from lane l
-    cross join bound b
-    cross join lateral {schema}.count_lane(l.queue, l.priority, null, b.most) n
+    select n.queue, n.due as pending, n.later, n.suspended, 0::bigint as claimed, 0::bigint as running, n.oldest
+    from bound b
+    cross join lateral {schema}.count_lanes(b.queues, b.priorities, b.most) n
     union all
     select g.queue, n.due, n.later, n.suspended, 0, 0, n.oldest
     from grouped g

@@ -1,6 +1,6 @@
 -- Group the tasks that FAILED or EXPIRED by name, error code and class, the latest group first. The statement examines a limited number
 -- of tasks (`most`). It reads the tasks that failed last through an index (tasks_failed, history_failed). Of the other tasks, it reads the
--- newest, through the primary key. An escaped NUL or surrogate that was stored by hand cannot be read as text.
+-- newest, through the primary key. An error that was stored by hand and cannot be read as text has no code, class or message.
 -- Return one row without a group if there is none. `continue_before`: earlier failures were not examined. Many tasks can fail at the same
 -- moment, so those of the earliest moment are left to the next call, unless there are no others.
 with failed as materialized (
@@ -21,18 +21,19 @@ with failed as materialized (
       and (%(before)s::timestamptz is null or n.expired_at < %(before)s)
       and (%(since)s::timestamptz is null or n.expired_at >= %(since)s)
       and (%(within_ms)s::bigint is null or n.expired_at >= statement_timestamp() - %(within_ms)s * interval '1 millisecond')
-), found as (
-    select f.id, f.name, f.state, f.at, coalesce(e.error ->> 'code', '') as code, coalesce(e.error ->> 'type', '') as type,
-        coalesce(e.error ->> 'message', '') as message
+), read as materialized (
+    select f.id, f.name, f.state, f.at, {schema}.object_of(f.error) as error
     from (
         select l.* from failed l cross join stop s where s.at is null or l.at > s.at or not s.is_left_out
         union all
         select * from expired
     ) f
-    cross join lateral (select case when f.error::text !~* E'\\\\u(0000|d[89a-f])' then f.error end as error) e
     where (%(name)s::text is null or f.name = %(name)s) and (%(queue)s::text is null or f.queue = %(queue)s)
       and (%(labels)s::text is null or f.labels @> %(labels)s::text::jsonb)
       and (%(label_keys)s::text[] is null or f.labels ?& %(label_keys)s::text[])
+), found as (
+    select r.id, r.name, r.state, r.at, coalesce(r.error ->> 'code', '') as code, coalesce(r.error ->> 'type', '') as type
+    from read r
 ), grouped as (
     select
         f.name, f.code, f.type, count(*) as count, count(*) filter (where f.state = 'EXPIRED') as expired, min(f.at) as first_at,
@@ -42,7 +43,7 @@ with failed as materialized (
 )
 select
     left(g.name, 200), left(g.code, 200), left(g.type, 200), g.count, g.expired, g.first_at, g.last_at, g.example_id,
-    left((select f.message from found f where f.id = g.example_id limit 1), 2000),
+    left((select r.error ->> 'message' from read r where r.id = g.example_id limit 1), 2000),
     case when s.is_left_out then s.at + interval '1 microsecond' else s.at end as continue_before
 from stop s
 left join grouped g on true

@@ -1,5 +1,7 @@
 -- List tasks with labels by their latest event, newest first, as inspect/list_latest_tasks. The statement sorts the tasks that it examines: of
 -- those with the rarest label, the newest `most` (null: all). It reads them 1,000 at a time, so that the planner never sorts the table of labels.
+-- The offset keeps the planner from comparing all failed tasks of each partition with the ids. PostgreSQL sorts the ids once for each partition,
+-- which is quick only if they are in ascending order.
 with recursive labelled (id, place) as (
     select first.id, row_number() over (order by first.id desc)
     from (
@@ -22,9 +24,13 @@ with recursive labelled (id, place) as (
     where p.place %% 1000 = 0 and (%(most)s::integer is null or p.place < %(most)s)
 ), looked as materialized (
     select t.id, event.at
-    from {schema}.all_tasks t
+    from (
+        select t.* from {schema}.all_tasks t
+        where t.id = any(array(select l.id from labelled l order by l.id)) and ({fragment/live_states})
+        offset 0
+    ) t
     {fragment/last_event}
-    where t.id = any(array(select l.id from labelled l)) and {fragment/task_scope} and ({fragment/live_states}) and {fragment/task_filters}
+    where {fragment/task_scope} and {fragment/task_filters}
 ), page as materialized (
     select l.id, l.at
     from looked l

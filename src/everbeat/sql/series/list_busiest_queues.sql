@@ -1,15 +1,36 @@
 -- List the queues whose attempts started most often between two times, with their counts, at most `limit` of them. Only of these queues, the
--- histograms are added up. The primary key of `rates` serves the statement, except that a range of days reads most of the table.
-with busy as materialized (
-    select r.queue, sum(r.started) as started
-    from {schema}.rates r
-    where r.seconds in (60, 3600) and r.at >= %(since)s and r.at < %(until)s
-    group by r.queue
-    order by started desc, r.queue
+-- histograms are added up. Sums count as far as they reach, and rates after them. The primary keys of `rate_sums` and `rates`
+-- serve the statement.
+with recursive {fragment/rate_spans}, busy as materialized (
+    select x.queue, sum(x.started) as started
+    from (
+        select s.queue, s.started
+        from covered c
+        join {schema}.rate_sums s on s.seconds = c.seconds and not s.is_total and s.at >= c.since and s.at < c.until
+        union all
+        select r.queue, r.started
+        from {schema}.rates r
+        where r.seconds in (60, 3600) and r.at >= (select max(c.until) from covered c) and r.at < %(until)s
+    ) x
+    group by x.queue
+    order by started desc, x.queue
     limit %(limit)s
 )
 select %(since)s::timestamptz as at, r.queue, null::text as name, {fragment/summed_rates}
-from {schema}.rates r
-where r.seconds in (60, 3600) and r.at >= %(since)s and r.at < %(until)s and r.queue = any(array(select b.queue from busy b))
+from (
+    select
+        s.queue, s.started, s.completed, s.failed, s.retried, s.cancelled, s.suspended, s.released, s.crashed, s.lost, s.expired, s.wait_s,
+        s.run_s, s.waits, s.runs
+    from covered c
+    join {schema}.rate_sums s on s.seconds = c.seconds and not s.is_total and s.at >= c.since and s.at < c.until
+        and s.queue = any(array(select b.queue from busy b))
+    union all
+    select
+        x.queue, x.started, x.completed, x.failed, x.retried, x.cancelled, x.suspended, x.released, x.crashed, x.lost, x.expired, x.wait_s,
+        x.run_s, x.waits, x.runs
+    from {schema}.rates x
+    where x.seconds in (60, 3600) and x.at >= (select max(c.until) from covered c) and x.at < %(until)s
+      and x.queue = any(array(select b.queue from busy b))
+) r
 group by r.queue
 order by started desc, r.queue

@@ -1,6 +1,6 @@
 -- List the events between two times that charts mark, oldest first, at most `limit` of each kind. A deploy is the first start of a worker with
 -- task functions or parameters that no worker had before. Workers that ended long ago are deleted. So a start before the first end
--- that is still known proves nothing. The table of workers has at most thousands of rows. audit_log_by_time finds the actions of
+-- that is still known proves nothing. The table of workers has at most thousands of rows. audit_log_marks finds the actions of
 -- operators, and recoveries_by_time the deaths.
 with first_starts as (
     select min(w.started_at) as at, min(w.id) as id from {schema}.workers w where w.metadata is not null group by md5(w.metadata::text)

@@ -1,0 +1,194 @@
+"""Sums of rates count each event once, charts of sums equal charts of rates, and old sums are deleted."""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from everbeat.domain.charts import RANGES, ChartRange, spans_of
+from everbeat.domain.series import SUMS_KEPT_S, RateBucket
+from everbeat.store import charts, migrating, retention, series
+from everbeat.store.statement import Statement
+from everbeat.store.target import Target
+from tests.store.conftest import StoreHarness
+from tests.store.test_plans import nodes, plan
+from tests.store.test_series import LONG_AGO, counts, minute, now, shift
+
+FILL = """
+insert into {schema}.rates (seconds, at, queue, name, supervisor, started, completed, wait_s, waits)
+select kind.seconds, date_bin(kind.seconds * interval '1 second', now() - kind.since, timestamptz '2000-01-01 00:00+00')
+    - n * kind.seconds * interval '1 second', 'queue_' || q, 'task_' || k, case when kind.seconds = 60 and n < 9 then 's1' else '' end,
+    1 + n %% 7 + q, n %% 5, 0.25, array_fill(0::bigint, array[20]) || array[n %% 3, 0, q, 0]::bigint[]
+from (values (60, 2900, interval '0'), (3600, 680, interval '49 hours')) kind (seconds, count, since)
+cross join lateral generate_series(0, kind.count, case when kind.seconds = 60 then %(every)s else 1 end) n
+cross join generate_series(1, %(queues)s) q cross join generate_series(1, %(names)s) k
+"""
+SUMS = """
+insert into {schema}.rate_sums
+select kind.seconds, q = 0, date_bin(kind.seconds * interval '1 second', now() - kind.settled, timestamptz '2000-01-01 00:00+00')
+    - n * kind.seconds * interval '1 second', case when q > 0 then 'queue_' || q else '' end, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, zeros, zeros
+from (values (60, interval '12 min', 110), (300, '20 min', 570), (3600, '2 h', 82), (43200, '61 h', 58)) kind (seconds, settled, count)
+cross join lateral generate_series(0, kind.count) n cross join generate_series(0, %(queues)s) q cross join array_fill(0::bigint, array[24]) zeros
+"""
+ACTIONS = """
+insert into {schema}.audit_log (at, actor, origin, action, outcome)
+select now() - n * interval '25 s', 'ann', 'web', case when mod(n, 9000) = 0 then 'pause' else 'cancel' end, 'done' from generate_series(1, 100000) n
+"""
+
+
+def sum_all(db: StoreHarness) -> int:
+    steps = 0
+    while db.run(series.sum_rates()):
+        steps += 1
+    return steps
+
+
+def summed(db: StoreHarness, seconds: int) -> list[tuple[bool, str, int]]:
+    query = "select is_total, queue, started from {schema}.rate_sums where seconds = %s order by at, is_total, queue"
+    return list(db.connection.execute(db.plain(query), [seconds]).fetchall())
+
+
+def write(db: StoreHarness, *rows: Any, ago: str) -> None:
+    db.run(series.write_rates(rows, supervisor="s1"))
+    shift(db, ago)
+
+
+def test_a_minute_is_summed_once_by_queue_and_of_all_queues(db: StoreHarness) -> None:
+    at = minute(db)
+    write(
+        db,
+        counts(at, "mail", "a", started=3),
+        counts(at, "mail", "b", started=4),
+        counts(at, "film", "a", started=5),
+        ago="12 minutes",
+    )
+    assert sum_all(db) >= 1
+    first = [(False, "film", 5), (False, "mail", 7), (True, "", 12)]
+    assert summed(db, 60)[:3] == first
+    assert sum_all(db) == 0
+    assert summed(db, 60)[:3] == first
+
+
+def test_a_minute_that_is_still_written_is_not_summed(db: StoreHarness) -> None:
+    write(db, counts(minute(db), started=3), ago="9 minutes")
+    assert sum_all(db) == 0
+
+
+def test_an_installation_without_rates_has_nothing_to_sum(db: StoreHarness) -> None:
+    assert not db.run(series.sum_rates())
+
+
+def test_a_span_in_which_nothing_happened_has_a_total_of_zero(db: StoreHarness) -> None:
+    write(db, counts(minute(db), started=3), ago="30 minutes")
+    sum_all(db)
+    started = [count for is_total, _, count in summed(db, 60) if is_total]
+    assert started[0] == 3
+    assert set(started[1:]) == {0}
+    assert len(started) >= 19
+
+
+def test_two_sessions_that_sum_the_same_span_write_it_once(db: StoreHarness) -> None:
+    write(db, counts(minute(db), started=3), ago="12 minutes")
+    with ThreadPoolExecutor(4) as threads:
+        steps = sum(threads.map(lambda _: sum_all(db), range(4)))
+    assert steps >= 1
+    assert summed(db, 60)[:2] == [(False, "default", 3), (True, "", 3)]
+    assert {count for _, _, count in summed(db, 60)[2:]} <= {0}
+
+
+def test_charts_of_sums_equal_those_of_rates_now_and_in_the_past(db: StoreHarness) -> None:
+    """Summed spans, older ones whose sums are deleted, and minutes that are not summed yet are each counted once."""
+    db.connection.execute(db.plain(FILL), {"queues": 2, "names": 1, "every": 7})
+    assert sum_all(db) > 500
+    for chosen, days, queue in itertools.product(RANGES, (0, 1, 9), (None, "queue_1")):
+        since, until = bounds(db, chosen, timedelta(days=days))
+        every = series.rates(since=since, until=until, bucket_s=chosen.bucket_s, queue=queue)
+        found = charts.total_rates(chosen, since=since, until=until, queue=queue)
+        case = (chosen.name, days, queue)
+        assert numbers(db.run(found)) == numbers(db.run(every)) != {}, case
+        by_queue = db.run(series.rates(since=since, until=until, bucket_s=86_400 * 90, by_queue=True))
+        busiest = db.run(charts.busiest_queues(chosen, since=since, until=until, limit=9))
+        assert sum(each.started for each in busiest) == sum(each.started for each in by_queue), case
+        ends = db.run(charts.queue_ends(chosen, ["queue_1", "queue_2"], since=since, until=until))
+        assert sum(each.count for each in ends) == sum(each.completed for each in by_queue), case
+
+
+def test_rates_that_other_code_has_not_summed_are_counted(db: StoreHarness) -> None:
+    """Trees of an earlier version write rates and sum none."""
+    write(db, counts(minute(db), started=3), ago="40 minutes")
+    sum_all(db)
+    at = minute(db)
+    db.run(series.write_rates([counts(at, started=5)], supervisor="s2"))
+    chosen = RANGES[0]
+    since, until = bounds(db, chosen, timedelta(0))
+    assert (
+        sum(each.started for each in db.run(charts.total_rates(chosen, since=since, until=until, queue=None)))
+        == 8
+    )
+
+
+def test_old_sums_are_deleted_and_younger_ones_are_kept(db: StoreHarness) -> None:
+    db.connection.execute(db.plain(FILL), {"queues": 1, "names": 1, "every": 50})
+    sum_all(db)
+    for seconds, kept_s in SUMS_KEPT_S.items():
+        before = len(summed(db, seconds))
+        text = "update {schema}.rate_sums set at = at - %s where seconds = %s"
+        db.connection.execute(db.plain(text), [timedelta(seconds=kept_s // 2), seconds])
+        for is_total in (False, True):
+            step = retention.prune_rate_sums(seconds, is_total=is_total, limit=10_000, after=LONG_AGO)
+            assert db.run(step).next_after is None
+        assert 0 < len(summed(db, seconds)) < before
+        oldest = "select min(at) from {schema}.rate_sums where seconds = %s"
+        row = db.connection.execute(db.plain(oldest), [seconds]).fetchone()
+        assert row is not None
+        assert row[0] >= now(db) - timedelta(seconds=kept_s)
+
+
+def test_charts_of_100_000_rates_and_actions_read_few_pages(database_url: str) -> None:  # O2
+    target = Target.parse(database_url, schema=f"test_sums_{uuid4().hex[:8]}")
+    with target.connect("everbeat test") as connection:
+        migrating.migrate(connection, target)
+        db = StoreHarness(target, connection)
+        connection.execute(db.plain(FILL), {"queues": 5, "names": 7, "every": 1})
+        connection.execute(db.plain(SUMS), {"queues": 5})
+        connection.execute(db.plain(ACTIONS))
+        for table in ("rates", "rate_sums", "audit_log"):
+            connection.execute(db.plain(f"vacuum analyze {{schema}}.{table}"))
+        most = {}
+        for chosen in RANGES:
+            since, until = bounds(db, chosen, timedelta(0))
+            for statement in (
+                charts.total_rates(chosen, since=since, until=until, queue=None),
+                charts.total_rates(chosen, since=since, until=until, queue="queue_1"),
+                charts.busiest_queues(chosen, since=since, until=until, limit=5),
+                charts.queue_ends(chosen, ["queue_1", "queue_2"], since=since, until=until),
+            ):
+                most[statement.name, chosen.name] = touched(db, statement)
+        marks = touched(db, charts.marks(since=since, until=until))
+        most["series/sum_rates", ""] = touched(db, series.sum_rates())
+        connection.execute(db.plain("drop schema {schema} cascade"))
+        db.database.close()
+    print(most, marks)
+    assert marks <= 100
+    assert {each: pages for each, pages in most.items() if pages > 3_000} == {}
+
+
+def bounds(db: StoreHarness, chosen: ChartRange, ago: timedelta) -> tuple[datetime, datetime]:
+    spans = spans_of(chosen, now=now(db) - ago)
+    return spans[0], spans[-1] + timedelta(seconds=chosen.bucket_s)
+
+
+def numbers(found: list[RateBucket]) -> dict[Any, Any]:
+    return {
+        each.at: (each.started, each.completed, each.wait_s, each.waits) for each in found if each.started
+    }
+
+
+def touched(db: StoreHarness, statement: Statement[Any]) -> int:
+    found = plan(db, statement)["Plan"]
+    scanned = [node.get("Relation Name") for node in nodes(found) if node["Node Type"] == "Seq Scan"]
+    assert not {"rates", "audit_log"} & {*scanned}, statement.name
+    return int(found["Shared Hit Blocks"] + found["Shared Read Blocks"])
