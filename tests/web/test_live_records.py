@@ -57,6 +57,13 @@ async def test_an_admin_releases_a_tree_and_its_task_is_recovered(
     db: StoreHarness, new_visitor: NewVisitor
 ) -> None:
     held = db.running("w1")
+    visitor = new_visitor("admin")
+    refused = await visitor.post("/workers/s1/release")
+    assert (refused.status_code, "The tree beats, so nothing was released" in refused.text) == (409, True)
+    assert db.row(held.id, "state") == "RUNNING"
+    db.connection.execute(
+        db.plain("update {schema}.supervisors set last_beat_at = now() - interval '2 minutes'")
+    )
     assert "1 task recovered" in await new_visitor("admin").act("/workers/s1/release")
     assert db.row(held.id, "state") in ("PENDING", "FAILED")
     found = await new_visitor("read").json("/recoveries")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
+from everbeat import App
 from everbeat.store import past
 from everbeat.web.moments import read_moment, steps_around, written
 from tests.web.conftest import NewVisitor, Workers
@@ -265,3 +268,131 @@ def test_moments_are_read_in_utc_and_written_as_an_address() -> None:
         "−10 s",
         "+10 s",
     ]
+
+
+async def test_a_tree_whose_heartbeats_are_not_kept_is_not_said_to_beat(
+    story: tuple[Workers, Any], new_visitor: NewVisitor
+) -> None:
+    workers, _ = story
+    change(workers, "delete from {schema}.beats where sent_at < now() - interval '11 minutes'")
+    visitor = new_visitor("see")
+    at = written(ago(workers, minutes=14))
+    found = await visitor.json("/pulse", at=at)
+    assert states(found) == {"s1": "unknown"}
+    (tree,) = found["trees"]
+    assert (tree["silent_s"], tree["last_beat_at"]) == (None, None)
+    assert found["says"].startswith("1 tree lived whose heartbeats are not kept; 1 attempt ran")
+    for path in ("/pulse", "/workers"):
+        page = (await visitor.get(path, at=at)).text
+        main = page.partition("<main")[2]
+        assert not re.search(
+            r"[1-9] trees? beat|beats,|beats every|>beats<|</svg>live<|trees beat|only tree", main
+        ), path
+        assert "heartbeats are not kept" in main
+    kept = await visitor.json("/workers", at=written(ago(workers, minutes=10, seconds=30)))
+    assert states(kept) == {"s1": "beats"}
+
+
+async def test_a_limit_that_an_operator_set_for_a_time_is_not_shown_after_it(
+    workers: Workers, app: App, new_visitor: NewVisitor
+) -> None:
+    workers.db.connection.execute(
+        workers.db.plain("insert into {schema}.limits (name, concurrency) values ('api', 5)")
+    )
+    visitor = new_visitor("admin")
+    assert (await visitor.post("/limits/set", name="api", concurrency="2", until="2h")).status_code == 303
+    change(
+        workers,
+        "update {schema}.audit_log set at = now() - interval '10 hours', note = replace(note, substring(note from 'until=([^,]*)'),"
+        " to_char((now() - interval '8 hours') at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"+00:00\"'))",
+    )
+    during = (await visitor.json("/queues", at=written(ago(workers, hours=9))))["settings"]
+    after = (await visitor.json("/queues", at=written(ago(workers, hours=7))))["settings"]
+    assert ([each["target"] for each in during], after) == (["api"], [])
+
+
+@contextmanager
+def out_of_reach(workers: Workers, table: str) -> Iterator[None]:
+    """Rename a table, so that the parts of a page that read it fail as they do if the database cancels their statements."""
+    workers.db.connection.execute(workers.db.plain(f"alter table {{schema}}.{table} rename to moved_away"))
+    try:
+        yield
+    finally:
+        workers.db.connection.execute(
+            workers.db.plain(f"alter table {{schema}}.moved_away rename to {table}")
+        )
+
+
+CALM = r"No worker died|No worker has ended|No death was noticed|No worker tree|No queue|0 attempts ran|nothing is overdue"
+
+
+@pytest.mark.parametrize(
+    ("table", "path"),
+    [
+        ("recoveries", "/recoveries"),
+        ("recoveries", "/pulse"),
+        ("attempts", "/pulse"),
+        ("supervisors", "/pulse"),
+        ("supervisors", "/workers"),
+        ("depths", "/queues"),
+    ],
+)
+async def test_a_part_of_the_past_that_cannot_be_read_is_not_said_to_have_been_empty(
+    story: tuple[Workers, Any], new_visitor: NewVisitor, table: str, path: str
+) -> None:
+    workers, _ = story
+    visitor = new_visitor("see")
+    at = written(ago(workers, minutes=12))
+    with out_of_reach(workers, table):
+        found = await visitor.json(path, at=at)
+        page = (await visitor.get(path, at=at)).text
+    assert found["missing"], found
+    assert not re.search(CALM, found["says"]), found["says"]
+    assert not re.search(CALM, page.partition("<main")[2])
+    assert "could not be read" in page
+
+
+async def test_incidents_of_the_present_that_cannot_be_read_are_not_said_to_be_none(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:
+    visitor = new_visitor("see")
+    assert "No worker died" in (await visitor.json("/recoveries"))["says"]
+    blind = new_visitor("see")
+    workers.db.connection.execute(
+        workers.db.plain("alter table {schema}.recoveries rename column hook to moved_away")
+    )
+    for path in ("/pulse", "/recoveries"):
+        found = await blind.json(path)
+        assert [each["part"] for each in found["missing"]] == ["The incidents"]
+        assert not re.search(CALM, found["says"]), found["says"]
+        page = (await blind.get(path)).text
+        assert not re.search(CALM, page.partition("<main")[2]), path
+    workers.db.connection.execute(
+        workers.db.plain("alter table {schema}.recoveries rename column moved_away to hook")
+    )
+
+
+async def test_what_is_not_kept_is_not_said_to_have_been_empty(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:
+    visitor = new_visitor("see")
+    at = written(ago(workers, days=40))
+    for path in ("/pulse", "/recoveries"):
+        says = (await visitor.json(path, at=at))["says"]
+        assert re.search("not known", says), says
+        assert not re.search("0 attempts ran|No death|No worker died", says)
+    recent = (await visitor.json("/recoveries", at=written(ago(workers, hours=1))))["says"]
+    assert recent == "No death was noticed in the 24 hours before"
+
+
+async def test_an_old_sample_of_the_queues_is_not_that_of_the_moment(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:
+    change(
+        workers,
+        "insert into {schema}.depths (seconds, at, queue, due, scheduled, suspended, claimed, running, oldest_due_s, at_least)"
+        " values (60, now() - interval '60 minutes', 'mail', 5, 0, 0, 0, 0, 1, '{{}}')",
+    )
+    visitor = new_visitor("see")
+    then = written(ago(workers, minutes=20))
+    assert (await visitor.json("/queues", at=then))["says"] == "5 due tasks in 1 queue, 40 m before"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 from uuid import UUID, uuid4
@@ -46,9 +47,14 @@ def _listed(name: str) -> Callable[[Mapping[str, Any]], str | None]:
 def _changes(values: Mapping[str, Any]) -> str | None:
     """Return what a statement changes a task to, or the numbers of a limit."""
     found = {
-        name: values.get(name) for name in ("to_queue", "to_priority", "concurrency", "starts", "reason")
+        name: values.get(name)
+        for name in ("to_queue", "to_priority", "concurrency", "starts", "until", "reason")
     }
-    return ", ".join(f"{name}={value}" for name, value in found.items() if value is not None) or None
+    told = {
+        name: value.astimezone(UTC).isoformat(timespec="seconds") if isinstance(value, datetime) else value
+        for name, value in found.items()
+    }
+    return ", ".join(f"{name}={value}" for name, value in told.items() if value is not None) or None
 
 
 def _pause(values: Mapping[str, Any]) -> str | None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from everbeat.domain.explain.reasons import SilenceRules
 from everbeat.domain.inspection import RecoveryInfo, SupervisorInfo
-from everbeat.domain.past import PastRuns, PastSetting, as_known_at, with_runs
+from everbeat.domain.past import PastRuns, PastSetting, as_known_at, has_expired, with_runs
 from everbeat.domain.pulse.incidents import Incident, incidents_of
 from everbeat.domain.pulse.memory import DEAD_SHOWN_S, WINDOW_S, PulseMemory
 from everbeat.store import inspection, past
@@ -17,6 +17,8 @@ MOST_RUNS: Final = 1_000
 MOST_RECOVERIES: Final = 1_000
 _DAY: Final = timedelta(hours=24)
 _MOST_TREES: Final = 1_000
+_BEATS_NEEDED: Final = timedelta(minutes=1)
+"""If the history of heartbeats begins later than this before a moment, a tree without one is not silent. The SQL has the same minute."""
 
 
 def runs_at(at: datetime) -> Plan[PastRuns]:
@@ -33,6 +35,8 @@ def memory_at(
     memory = PulseMemory(rules)
     memory.record(with_runs(found.sample, runs))
     memory.backfill((yield from ask(past.beats(at, window_ms=WINDOW_S * 1_000))))
+    if found.beats_since is None or found.beats_since > at - _BEATS_NEEDED:
+        memory.doubt()
     return memory, found.beats_since
 
 
@@ -69,7 +73,7 @@ _LONGEST_NOTICE: Final = timedelta(minutes=10)
 def settings_at(at: datetime) -> Plan[list[PastSetting]]:
     """Return a plan that reads the pauses and limits that operators had set by a moment, according to the audit log."""
     found = yield from ask(past.settings(at))
-    return [each for each in found if each.action in ("pause", "set_limit")]
+    return [each for each in found if each.action in ("pause", "set_limit") and not has_expired(each, at)]
 
 
 def _ended_within(tree: SupervisorInfo, after: datetime, until: datetime) -> bool:

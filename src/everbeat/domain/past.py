@@ -40,6 +40,17 @@ class PastSetting(Struct, frozen=True):
     note: str | None
 
 
+def has_expired(setting: PastSetting, at: datetime) -> bool:
+    """Return whether a limit was set for a time that had passed by the moment. Its note begins with the numbers, and the reason is last."""
+    if setting.action != "set_limit":
+        return False
+    numbers = f", {setting.note or ''}".partition(", reason=")[0]
+    try:
+        return datetime.fromisoformat(numbers.partition(", until=")[2].partition(", ")[0]) <= at
+    except ValueError:  # it was set for all time
+        return False
+
+
 class PastSample(Struct, frozen=True, kw_only=True):
     """The trees at the moment, as a sample of the pulse. `beats_since` is the time of the oldest heartbeat that is kept."""
 

@@ -7,6 +7,7 @@ import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -27,6 +28,8 @@ from everbeat.domain.settings.settings import refused
 from everbeat.errors import DatabaseError, EverbeatError
 from everbeat.store.reading import ReadingDatabase
 from everbeat.web import rendering
+from everbeat.web.database_clock import PageClock
+from everbeat.web.double_clicks import DoubleClicks
 from everbeat.web.examination import Examiner
 from everbeat.web.hiding import Hiding
 from everbeat.web.kept_charts import KeptCharts
@@ -35,7 +38,7 @@ from everbeat.web.moments import moment_of
 from everbeat.web.page import ActionDone, Goto, Page, PageResult, Unread, Visit
 from everbeat.web.pages.changes import address_of, mark_of
 from everbeat.web.refusals import RequestRefused
-from everbeat.web.requests import FormFields, read_form, read_query, require_same_origin, wants_json
+from everbeat.web.requests import FormFields, is_json, read_form, read_query, require_same_origin, wants_json
 from everbeat.web.rights import Authentication, Role, User, authenticated, require
 from everbeat.web.routes import ROUTES, Route
 from everbeat.web.static import serve_file
@@ -96,11 +99,13 @@ class Web:
         self.app = app
         self.read_only: bool = switch(read_only, subject="Web.read_only")
         self.name = app.name if name is None else str(remark(name, subject="Web.name"))
+        self.clock = PageClock()
         self.vitals = VitalsWatch()
         self.examiner = Examiner(app)
         self.live = Live(self)
         self.kept_charts = KeptCharts()
         self._auth = auth
+        self._clicks = DoubleClicks()
         self._rules = hide_rules(hide)
         self._reading: ReadingDatabase | None = None
         self._opening = asyncio.Lock()
@@ -178,12 +183,10 @@ class Web:
             visit = Visit(self, request, user, query=FormFields({}), form=FormFields({}))
             require(user, route.role, changes=route.changes, read_only=self.read_only)
             visit.query = read_query(request)
-            if route.has_past:
-                visit.at = moment_of(visit.query.get("at"), now=visit.now)
             if route.method != "GET":
                 require_same_origin(request)
                 visit.form = await read_form(request)
-            return await self._rendered(visit, await self._answered(route, visit))
+            return await self._rendered(visit, await self._acted(route, visit))
         except RequestRefused as refusal:
             return await self._refused(visit, request, refusal)
         except EverbeatError as problem:
@@ -200,6 +203,13 @@ class Web:
         except Exception as problem:  # noqa: BLE001 - the function of the installation; its message can contain a secret
             raise _defect("The function that authenticates", problem) from None
 
+    async def _acted(self, route: Route, visit: Visit) -> PageResult:
+        """Return the answer of a page, or of an action, which a double click carries out once. A program's request is never a double click."""
+        if not route.changes or is_json(visit.request):
+            return await self._answered(route, visit)
+        form = (visit.request.scope["path"], visit.form.key())
+        return await self._clicks.once(visit.user.name, form, partial(self._answered, route, visit))
+
     async def _answered(self, route: Route, visit: Visit) -> PageResult:
         if route.changes:
             with (
@@ -209,11 +219,15 @@ class Web:
                 return await route.serve(visit)
         try:
             reading = await self.reading()
+            await self.clock.measure(reading)
+            visit.now = self.clock.now()
         except DatabaseError as problem:
             if not route.needs_database:
                 return await route.serve(visit)
             visit.unread.append(Unread("The database", problem.message, problem.fix))
             return rendering.away_page(problem)
+        if route.has_past:
+            visit.at = moment_of(visit.query.get("at"), now=visit.now)
         with self.access.reading_from(reading):
             if route.method == "GET" and not wants_json(visit.request):
                 visit.mark = await mark_of(visit)

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from msgspec import Struct
 
 from everbeat.domain.charts import ChartMark, ChartPoint, Charts, nice_top
 from everbeat.domain.pulse.wording import brief_duration
 from everbeat.web import wording
+from everbeat.web.wording import shown_text
 
 _HEIGHT: Final = 132
 _TOP: Final = 14
@@ -94,8 +95,8 @@ def bars_svg(frame: ChartFrame, key: str, series: Sequence[SeriesStyle] = OUTCOM
                 height = max(height, 1.0)
                 y -= height
                 parts.append(_bar(x + step * 0.08, step * 0.84, y, height, each, key))
-        title = escape(_told(point, series))
-        link = escape(frame.link_at(_middle(frame.charts, point)))
+        title = shown_text(_told(point, series))
+        link = shown_text(frame.link_at(_middle(frame.charts, point)))
         drawn.append(f'<a href="{link}" tabindex="-1"><title>{title}</title>{"".join(parts)}</a>')
     return _svg([*drawn, *_marks(frame)])
 
@@ -215,7 +216,7 @@ def _axis(top: float, show: Callable[[float], str]) -> str:
         y = _y(top * share, top)
         drawn.append(
             f'<line class="ax{"0" if not share else ""}" x1="{_LEFT}%" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="e" x="{_LEFT}%" dx="-6" y="{y + 4:.1f}">{escape(show(top * share)) if share else "0"}</text>'
+            f'<text class="e" x="{_LEFT}%" dx="-6" y="{y + 4:.1f}">{shown_text(show(top * share)) if share else "0"}</text>'
         )
     return "".join(drawn)
 
@@ -233,8 +234,10 @@ def _marks(frame: ChartFrame) -> list[str]:
         if named < _WORDED:
             words = _words(mark, x, row=named)
             named += 1
-        link = escape(frame.link_at(mark.at))
-        drawn.append(f'<a href="{link}" tabindex="-1"><title>{escape(_event(mark))}</title>{line}{words}</a>')
+        link = shown_text(frame.link_at(mark.at))
+        drawn.append(
+            f'<a href="{link}" tabindex="-1"><title>{shown_text(_event(mark))}</title>{line}{words}</a>'
+        )
     if frame.shown_at is not None and frame.charts.since <= frame.shown_at < frame.charts.until:
         x = frame.place(frame.shown_at)
         drawn.append(f'<line class="l-ink thick" x1="{x:.2f}%" x2="{x:.2f}%" y1="0" y2="{_HEIGHT}"/>')
@@ -248,7 +251,7 @@ def _event(mark: ChartMark) -> str:
 def _words(mark: ChartMark, x: float, *, row: int) -> str:
     words = mark.words if len(mark.words) <= _LONGEST else f"{mark.words[: _LONGEST - 1]}…"
     side = ' class="ink-2 e" dx="-4"' if x > _LEFT + _WIDTH / 2 else ' class="ink-2" dx="4"'
-    return f'<text{side} x="{x:.2f}%" y="{10 + 13 * row}">{escape(words)}</text>'
+    return f'<text{side} x="{x:.2f}%" y="{10 + 13 * row}">{shown_text(words)}</text>'
 
 
 def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:

@@ -41,6 +41,8 @@ MOST_EXAMINED: Final = 5_000
 """How many tasks, workflows or failures a page examines. Most filters have no index, and a page must come soon. It offers to continue."""
 _MOST_ON_PAGE: Final = 500
 _PER_PAGE: Final = 50
+_LONGEST_NUMBER: Final = 10
+"""Python refuses to read a number of thousands of digits."""
 
 
 class ListFilters(Struct, frozen=True):
@@ -154,7 +156,7 @@ def page_size(form: FormFields) -> int:
     text = form.get("limit")
     if text is None:
         return _PER_PAGE
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST_ON_PAGE:
+    if not text.isdecimal() or len(text) > _LONGEST_NUMBER or not 1 <= int(text) <= _MOST_ON_PAGE:
         raise RequestRefused(
             400,
             "OUT_OF_RANGE",

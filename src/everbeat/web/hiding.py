@@ -13,6 +13,7 @@ from everbeat.domain.inspection import AttemptInfo, Progress, TaskInfo, TaskSumm
 from everbeat.domain.recovery.decision import DeathCertificate, StallCertificate
 from everbeat.domain.task.context_backend import FailedTry
 from everbeat.errors import TaskError
+from everbeat.store import rows
 
 
 class Hiding:
@@ -37,12 +38,19 @@ class Hiding:
         return self.everything or any(fnmatchcase(task, rule.task) for rule in self._rules)
 
     def arguments(self, task: str, arguments: Mapping[str, Any]) -> Any:
-        """Return the arguments with the hidden ones replaced, at any depth. Return "hidden" if all of them are."""
+        """Return the arguments with the hidden ones replaced, at any depth. Return "hidden" if all of them are, or if they cannot be read."""
         matching = [rule.parameter for rule in self._rules if fnmatchcase(task, rule.task)]
         if self.everything or None in matching:
             return HIDDEN
         patterns = [each for each in matching if each is not None]
-        return _without(arguments, patterns) if patterns else arguments
+        if not patterns:
+            return arguments
+        if rows.is_marker(arguments):  # it contains the beginning of the text
+            return HIDDEN
+        try:
+            return _without(arguments, patterns)
+        except RecursionError:
+            return HIDDEN
 
     def payload(self, task: str, value: Any) -> Any:
         """Return another payload of the task, or "hidden" if the task has a rule. None stays None."""
@@ -76,7 +84,7 @@ class Hiding:
             structs.replace(each, error=self.error(task.name, each.error)) for each in task.attempts
         )
         recoveries = tuple(
-            structs.replace(each, certificate=_plain_part(each.certificate), hook=_hidden(each.hook))
+            structs.replace(each, certificate=plain_part(each.certificate), hook=_hidden(each.hook))
             for each in task.recoveries
         )
         return structs.replace(
@@ -137,7 +145,7 @@ _OF_USER_CODE: Final = frozenset({"last_progress", "stage", "message"})
 _OF_DEATHS: Final = frozenset(DeathCertificate.__struct_fields__ + StallCertificate.__struct_fields__)
 
 
-def _plain_part(certificate: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def plain_part(certificate: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return a certificate without the texts of the task's code, and without fields that this version does not know."""
     if certificate is None:
         return None

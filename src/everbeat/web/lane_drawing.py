@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from msgspec import Struct
 
 from everbeat.domain.pulse.incidents import Incident, RecoveryCourse
 from everbeat.domain.pulse.wording import brief_duration, spoken_way
 from everbeat.domain.task.states import TaskState
+from everbeat.web.wording import shown_text
 
 _BEFORE: Final = 12.0
 """How many percent of the axis show what happened before the last sign of life."""
@@ -69,7 +70,7 @@ def lane_svg(rerun: RecoveryCourse, axis: Axis, *, now: datetime) -> Markup:
     )
     held = "k-run" if rerun.recovery.was is TaskState.RUNNING else "f-wait"
     drawn = [
-        f'<svg role="img" aria-label="{escape(lane_in_words(rerun))}">',
+        f'<svg role="img" aria-label="{shown_text(lane_in_words(rerun))}">',
         _bar(held, min(began, max(0.0, silent - 1)), silent),
         _line("l-dead", silent, noticed),
         _line("l-dead dash", noticed, decided),
@@ -100,7 +101,7 @@ def _line(classes: str, from_: float, until: float) -> str:
 def axis_svg(axis: Axis) -> Markup:
     """Return the axis below the lanes."""
     marks = "".join(
-        f'<text class="{"e" if place > 90 else "m"}" x="{place:.2f}%" y="14">{escape(words)}</text>'
+        f'<text class="{"e" if place > 90 else "m"}" x="{place:.2f}%" y="14">{shown_text(words)}</text>'
         for place, words in axis.ticks()
     )
     return Markup(f'<svg aria-hidden="true">{marks}</svg>')

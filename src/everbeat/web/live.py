@@ -50,7 +50,8 @@ class TreeCounts(Struct, frozen=True):
 class PulsePicture(Struct, frozen=True):
     """The content of the live pages at one sample: the memory of the pulse, the incidents of the last 24 hours, and the database's time.
 
-    `is_past`: it is the picture of a past moment. Whether sessions were held then is not recorded.
+    `is_past`: it is the picture of a past moment. Whether sessions were held then is not recorded. `has_incidents` is False if the incidents
+    could not be read, so that no page says that there was none.
     """
 
     memory: PulseMemory
@@ -59,6 +60,7 @@ class PulsePicture(Struct, frozen=True):
     crew: TreeCounts
     problem: DatabaseError | None = None
     is_past: bool = False
+    has_incidents: bool = True
 
 
 Parts = Mapping[str, str]
@@ -188,7 +190,8 @@ class Live:
             found, problem = await incidents.incidents(), None
         except DatabaseError as failure:
             found, problem = incidents.last, failure
-        return PulsePicture(memory, found, at, _crew(memory, incidents, at=at), problem)
+        crew = _crew(memory, incidents, at=at)
+        return PulsePicture(memory, found, at, crew, problem, has_incidents=problem is None)
 
     def crew(self) -> TreeCounts | None:
         """Return the state of all trees for the header, or None if no sample was taken in the last seconds."""

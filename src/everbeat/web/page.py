@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from everbeat.app import App
 from everbeat.errors import DatabaseError
-from everbeat.runtime.clock import SystemClock
 from everbeat.web.hiding import Hiding
 from everbeat.web.moments import written
 from everbeat.web.requests import FormFields
@@ -86,7 +85,8 @@ class Visit:
         self.user = user
         self.query = query
         self.form = form
-        self.now = SystemClock().wall()
+        self.now = web.clock.now()
+        """The time of the database."""
         self.unread: list[Unread] = []
         self.mark: str | None = None
         """The place in the order of operators' actions at which the page is read."""

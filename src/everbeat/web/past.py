@@ -31,7 +31,8 @@ _SERIES_HOURS: Final = 30 * 24
 class PastView(Struct, frozen=True, kw_only=True):
     """A past moment: the picture of the pulse, the attempts that ran, the deaths that were noticed later, and the settings of operators.
 
-    `lacking` are phrases for the records that are no longer kept.
+    `lacking` are phrases for the records that are no longer kept. `knows_runs` and `knows_trees` are False if the attempts or the trees could
+    not be read, or are no longer kept.
     """
 
     at: datetime
@@ -40,6 +41,8 @@ class PastView(Struct, frozen=True, kw_only=True):
     unnoticed: Sequence[Incident]
     settings: Sequence[PastSetting]
     lacking: Sequence[str]
+    knows_runs: bool = True
+    knows_trees: bool = True
 
     def document(self) -> dict[str, Any]:
         """Return what all pages of the past add to their records."""
@@ -55,13 +58,17 @@ class PastView(Struct, frozen=True, kw_only=True):
         states = [
             trace.judgement.state for trace in self.picture.memory.traces if trace.tree.ended_at is None
         ]
-        beat = states.count(TreeState.BEATS)
-        late = len(states) - beat
-        lead = (
-            f"{amount(beat, 'tree')} beat, {late} late"
-            if states
-            else "No worker tree is known to have been running"
-        )
+        beat, unknown = states.count(TreeState.BEATS), states.count(TreeState.UNKNOWN)
+        late = len(states) - beat - unknown
+        told = [
+            *([f"{amount(beat, 'tree')} beat, {late} late"] if unknown < len(states) else []),
+            *([f"{amount(unknown, 'tree')} lived whose heartbeats are not kept"] if unknown else []),
+        ]
+        lead = ", ".join(told) if states else "No worker tree is known to have been running"
+        if not self.knows_trees:
+            lead = "Which worker trees were running is not known"
+        if not self.knows_runs:
+            return f"{lead}; which attempts ran is not known"
         more = "more than " if self.runs.more else ""
         return f"{lead}; {more}{amount(len(self.runs.runs), 'attempt')} ran"
 
@@ -79,19 +86,30 @@ async def read_past(visit: Visit, at: datetime) -> PastView:
     app = visit.app
     access, rules = database_of(app), silence_rules(app.recovery)
     found = await visit.parts(
-        runs=("The attempts", access.arun(runs_at(at)), PastRuns(more=True)),
-        incidents=("The incidents", access.arun(incidents_at(at)), []),
+        runs=("The attempts", access.arun(runs_at(at)), None),
+        incidents=("The incidents", access.arun(incidents_at(at)), None),
         unnoticed=("The deaths that were noticed later", access.arun(unnoticed_at(at)), []),
         settings=("The pauses and limits", access.arun(settings_at(at)), []),
     )
-    nothing: tuple[PulseMemory, datetime | None] = (PulseMemory(rules), None)
-    memory, beats_since = await visit.part(
-        "The worker trees", access.arun(memory_at(at, rules=rules, runs=found["runs"])), nothing
-    )
+    runs = found["runs"] or PastRuns(more=True)
+    reading = access.arun(memory_at(at, rules=rules, runs=runs))
+    trees = await visit.part("The worker trees", reading, None)
+    memory, beats_since = trees or (PulseMemory(rules), None)
+    kept_h = app.recovery.terminal_record_retention_hours
+    is_kept = kept_h is None or at >= visit.now - timedelta(hours=kept_h)
     return PastView(
         at=at,
-        picture=PulsePicture(memory, found["incidents"], at, _crew(memory, at), is_past=True),
-        runs=found["runs"],
+        picture=PulsePicture(
+            memory,
+            found["incidents"] or [],
+            at,
+            _crew(memory, at),
+            is_past=True,
+            has_incidents=found["incidents"] is not None and is_kept,
+        ),
+        knows_runs=found["runs"] is not None and is_kept,
+        knows_trees=trees is not None,
+        runs=runs,
         unnoticed=found["unnoticed"],
         settings=found["settings"],
         lacking=_lacking(visit, at, beats_since),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Hashable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -14,6 +15,8 @@ from everbeat.web.refusals import RequestRefused
 MOST_BYTES: Final = 64 * 1024
 """The maximum size of a form or JSON body."""
 MOST_FIELDS: Final = 1_000
+BODY_WITHIN_S: Final = 10.0
+"""How long a client may take to send a form or a JSON body."""
 LONGEST_QUERY: Final = 8 * 1024
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -36,7 +39,7 @@ def require_same_origin(request: Request) -> None:
     elif origin is not None:
         is_own = _is_same_host(origin, request)
     else:
-        is_own = "authorization" in request.headers and _is_json(request)
+        is_own = "authorization" in request.headers and is_json(request)
     if not is_own:
         raise RequestRefused(
             403,
@@ -58,7 +61,8 @@ def _is_same_host(origin: str, request: Request) -> bool:
         return False
 
 
-def _is_json(request: Request) -> bool:
+def is_json(request: Request) -> bool:
+    """Return whether the body of a request is JSON, as programs send it."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
 
 
@@ -83,6 +87,10 @@ class FormFields:
             raise RequestRefused(400, "MISSING", f"The field {name!r} is missing.", fix="fill it in.")
         return value
 
+    def key(self) -> Hashable:
+        """Return a value that is the same for forms with the same fields."""
+        return tuple(sorted((name, tuple(values)) for name, values in self._fields.items()))
+
     def names(self) -> list[str]:
         """Return the names of the fields."""
         return list(self._fields)
@@ -91,7 +99,7 @@ class FormFields:
 async def read_form(request: Request) -> FormFields:
     """Return the form of a request. Raises RequestRefused if it is too large or not a form."""
     body = await _body(request)
-    if _is_json(request):
+    if is_json(request):
         return FormFields(_json_fields(body))
     try:
         pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS)
@@ -126,11 +134,15 @@ def _gathered(pairs: list[tuple[str, str]]) -> dict[str, list[str]]:
 async def _body(request: Request) -> bytes:
     found = bytearray()
     try:
-        async for part in request.stream():
-            found += part
-            if len(found) > MOST_BYTES:
-                fix = f"send at most {MOST_BYTES // 1024} kB."
-                raise RequestRefused(413, "FORM_TOO_LARGE", "The form is too large.", fix=fix)
+        async with asyncio.timeout(BODY_WITHIN_S):
+            async for part in request.stream():
+                found += part
+                if len(found) > MOST_BYTES:
+                    fix = f"send at most {MOST_BYTES // 1024} kB."
+                    raise RequestRefused(413, "FORM_TOO_LARGE", "The form is too large.", fix=fix)
+    except TimeoutError:
+        fix = f"send it within {BODY_WITHIN_S:.0f} s."
+        raise RequestRefused(408, "TOO_SLOW", "The form did not arrive in time.", fix=fix) from None
     except ClientDisconnect:
         raise RequestRefused(400, "DISCONNECTED", "The client closed the connection.") from None
     return bytes(found)
@@ -139,7 +151,7 @@ async def _body(request: Request) -> bytes:
 def _json_fields(body: bytes) -> dict[str, list[str]]:
     try:
         decoded: Any = msgspec.json.decode(body or b"{}")
-    except (msgspec.MsgspecError, UnicodeError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         decoded = None
     if not isinstance(decoded, dict):
         raise RequestRefused(

@@ -15,6 +15,7 @@ from everbeat.domain.settings.checks import one_of
 from everbeat.domain.settings.settings import refused
 from everbeat.errors import AddressInUse
 from everbeat.web.application import Web as Web
+from everbeat.web.http_protocol import BoundedProtocol
 from everbeat.web.rights import Authentication, Basic, Loopback, Role, TrustedHeader, is_loopback
 
 _STOPS_WITHIN_S: Final = 3
@@ -103,10 +104,11 @@ def below(dashboard: ASGIApp, root_path: str) -> ASGIApp:
     return served
 
 
-def serve(dashboard: Web, listener: socket.socket, *, root_path: str) -> None:
-    """Serve until a signal ends the process. Requests are not logged: an address can contain a key or a name."""
-    config = uvicorn.Config(
+def configuration(dashboard: ASGIApp, *, root_path: str) -> uvicorn.Config:
+    """Return how the server serves. Requests are not logged: an address can contain a key or a name."""
+    return uvicorn.Config(
         below(dashboard, root_path.rstrip("/")),
+        http=BoundedProtocol,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -114,6 +116,11 @@ def serve(dashboard: Web, listener: socket.socket, *, root_path: str) -> None:
         ws="none",
         timeout_graceful_shutdown=_STOPS_WITHIN_S,
     )
+
+
+def serve(dashboard: Web, listener: socket.socket, *, root_path: str) -> None:
+    """Serve until a signal ends the process."""
+    config = configuration(dashboard, root_path=root_path)
     # After its shutdown, uvicorn raises the signal again. SIGTERM is the usual end of a service, so the exit code must be 0.
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:

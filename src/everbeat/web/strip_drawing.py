@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import WINDOW_S
 from everbeat.domain.pulse.strips import AHEAD_S, ProcessLine, Spike, Strip, noticed_words
 from everbeat.domain.pulse.wording import brief_duration
 from everbeat.errors.wording import amount, on_one_line
+from everbeat.web.wording import shown_text
 
 _HEIGHT: Final = 76
 _BASE: Final = 44
@@ -34,7 +35,7 @@ def strip_svg(strip: Strip) -> Markup:
     """Return the drawing of a strip, with its words as the text alternative."""
     tone = {TreeState.BEATS: "live", TreeState.LEFT: "live", TreeState.DEAD: "live"}.get(strip.state, "late")
     parts = [
-        f'<svg class="strip" role="img" aria-label="{escape(strip.says)}">',
+        f'<svg class="strip" role="img" aria-label="{shown_text(strip.says)}">',
         f'<svg x="0" y="0" width="{_PAST:.2f}%" height="{_HEIGHT}">',
         f'<svg width="100%" height="{_HEIGHT}" viewBox="0 0 {WINDOW_S * _UNITS} {_HEIGHT}" preserveAspectRatio="none">',
         *_traces(strip),
@@ -80,7 +81,9 @@ _SPIKE: Final = "l.8 -1.6 .8 1.6 .7 2.2 1.1 -24.2 1.3 27.9 1 -5.9h1.6l1.5 -2.4 1
 
 
 def _traces(strip: Strip) -> list[str]:
-    """Return the trace, green until the tree was late or gave its last sign of life, and amber afterwards."""
+    """Return the trace, green until the tree was late or gave its last sign of life, and amber afterwards. Draw none if nothing is known."""
+    if strip.state is TreeState.UNKNOWN:
+        return []
     begins_s = WINDOW_S if strip.born_s is None else strip.born_s
     ends = [each for each in (strip.flat_from_s, strip.left_s, strip.late_from_s) if each is not None]
     if strip.state is TreeState.SUSPECT and not ends:
@@ -122,7 +125,7 @@ def _is_near(ago: float, spikes: Iterable[float]) -> bool:
 
 def _lanes(strip: Strip) -> list[str]:
     """Return a thin line for each worker process. A process that replaced another one continues its line."""
-    tone = "soft" if strip.state in (TreeState.LATE, TreeState.SUSPECT) else "live"
+    tone = "live" if strip.state in (TreeState.BEATS, TreeState.DEAD, TreeState.LEFT) else "soft"
     drawn = []
     for place, lane in enumerate(lanes_of(strip.processes)):
         y = _FIRST_LANE + _LANE * place
@@ -255,7 +258,7 @@ def _before(ago_s: float, y: float, words: str, classes: str, *, dx: float) -> s
 
 
 def _text(ago_s: float, y: float, words: str, classes: str, *, dx: float) -> str:
-    return f'<text class="{classes}" x="{_pct(ago_s):.2f}%" y="{y}" dx="{dx}">{escape(words)}</text>'
+    return f'<text class="{classes}" x="{_pct(ago_s):.2f}%" y="{y}" dx="{dx}">{shown_text(words)}</text>'
 
 
 def _x(ago_s: float) -> float:

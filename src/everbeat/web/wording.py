@@ -8,7 +8,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from msgspec import Struct
 
 from everbeat.domain.documents import plain_value
@@ -93,6 +93,11 @@ def progress_text(progress: Any) -> str:
     done = f" {fraction:.0%}" if isinstance(fraction, int | float) else ""
     more = f" {message}" if isinstance(message, str) and message else ""
     return f"{progress['stage']}{done}{more}"
+
+
+def shown_text(text: str) -> Markup:
+    """Return a text for a drawing: escaped, with control characters made visible, as templates do."""
+    return escape(visible(text))
 
 
 class Mark(Struct, frozen=True):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import msgspec
 import pytest
+from markdown_it import MarkdownIt
 
 from everbeat.domain.charts import ChartMark, ChartPoint
 from everbeat.domain.documents import plain_value
@@ -24,6 +26,7 @@ from everbeat.domain.pulse.sentences import (
 from everbeat.domain.pulse.timeline import IncidentContext, timeline_of
 from everbeat.domain.pulse.wording import brief_duration, names_of
 from everbeat.domain.task.states import TaskState
+from everbeat.errors.wording import on_one_line
 from tests.domain.pulse.samples import NOW, ago, dead_tree, memory, recovery, tree, worker
 
 TREES = {"fra-1-2-w": "fra-1", "fra-3-2-w": "fra-3"}
@@ -239,3 +242,26 @@ def test_durations_are_brief(seconds: float, text: str) -> None:
 def test_trees_on_one_host_have_different_names() -> None:
     trees = [tree("a", pid=1), tree("a", pid=2, id="other"), tree("b", slot="gpu")]
     assert list(names_of(trees).values()) == ["a 1", "a 2", "gpu"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "&lt;b&gt; &amp; &#124;",
+        "~~struck~~ **bold** __x__",
+        "![x](https://evil.example/x.png) [y](javascript:alert(1))",
+        "https://evil.example/?a=1 www.evil.example http://a",
+        "\u202egpj.exe \x1b[31mred\x1b[0m | # > - 1.",
+        "\\| \\\\| `code` ``",
+    ],
+)
+def test_a_name_is_only_a_text_in_the_report_of_an_incident(name: str) -> None:
+    (incident,) = incidents_of([recovery(1, name=name, cause=name)])
+    text = incident_markdown(incident, TREES, made_at=NOW)
+    parser = MarkdownIt().enable(["table", "strikethrough"])
+    inline = [each for token in parser.parse(text) for each in token.children or ()]
+    kinds = {each.type for each in inline}
+    assert kinds <= {"text", "text_special", "softbreak"}, kinds
+    cells = ["".join(each.content for each in token.children or ()) for token in parser.parse(text)]
+    assert cells.count(on_one_line(name)) == 2, "as the name of the task, and as the cause"
+    assert not re.search(r"://|www\.|[\u202e\x1b]", text), "GitHub makes links of such texts"

@@ -197,9 +197,9 @@ def _certificate(rerun: RecoveryCourse) -> list[str]:
 def _cell(text: str) -> str:
     """Return a text that cannot leave its cell of a table or become markup."""
     plain = on_one_line(text).replace("\\", "\\\\")
-    for mark in "|<>`*_[]#":
+    for mark in "|<>`*_[]#&~":
         plain = plain.replace(mark, f"\\{mark}")
-    return plain
+    return plain.replace("://", ":\\/\\/").replace("www.", "www\\.")  # or else a name becomes a link
 
 
 def _moment(moment: datetime) -> str:

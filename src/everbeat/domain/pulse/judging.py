@@ -27,6 +27,8 @@ class TreeState(StrEnum):
     """An observer declared it dead."""
     LEFT = "left"
     """It shut down in an orderly way."""
+    UNKNOWN = "unknown"
+    """It lived at a past moment of which no heartbeats are kept."""
 
 
 class TreeJudgement(Struct, frozen=True, kw_only=True):

@@ -8,10 +8,11 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from everbeat.domain.explain.reasons import SilenceRules
 from everbeat.domain.pulse.actions import ActionMemory
-from everbeat.domain.pulse.judging import TreeJudgement, judged, observed_rules
+from everbeat.domain.pulse.judging import TreeJudgement, TreeState, judged, observed_rules
 from everbeat.domain.pulse.sample import (
     PulseSample,
     SampledRecovery,
@@ -101,6 +102,12 @@ class PulseMemory:
         self.actions.record(sample.actions)
         self.last = sample
         self.samples += 1
+
+    def doubt(self) -> None:
+        """Judge no living tree without a stored heartbeat, because those of its time are not kept."""
+        for trace in self._traces.values():
+            if trace.tree.ended_at is None and not trace.tree.beat_seq:
+                trace.judgement = replace(trace.judgement, state=TreeState.UNKNOWN, decides_in_s=None)
 
     def backfill(self, beats: Sequence[StoredBeat]) -> None:
         """Add stored heartbeats, oldest first. Those that are known already are not added twice."""

@@ -37,10 +37,11 @@ def pulse_says(
     overdue: int,
     overdue_ms: int | None,
     at: datetime,
+    has_incidents: bool = True,
 ) -> Said:
-    """Return whether anything is dead or late, and whether all work is safe."""
+    """Return whether anything is dead or late, and whether all work is safe. `has_incidents`: the incidents could be read."""
     live = [trace for trace in traces if trace.tree.ended_at is None]
-    rest = _today(incidents, at=at)
+    rest = _today(incidents, at=at) if has_incidents else ""
     if overdue:
         by = brief_duration((overdue_ms or 0) / 1_000)
         lead = f"{amount(overdue, 'lease')} of dead or silent workers should have been recovered {by} ago."
@@ -68,6 +69,7 @@ def workers_say(traces: Sequence[TreeTrace], *, names: dict[str, str]) -> Said:
     suspect = [trace for trace in live if trace.judgement.state is TreeState.SUSPECT]
     late = [trace for trace in live if trace.judgement.state is TreeState.LATE]
     stuck = [trace for trace in live if trace.tree.start_problem is not None]
+    unknown = sum(trace.judgement.state is TreeState.UNKNOWN for trace in live)
     if suspect:
         return Said("dead", f"{_named(suspect, names)} might be dead", about=suspect[0].tree.id)
     if late:
@@ -79,6 +81,8 @@ def workers_say(traces: Sequence[TreeTrace], *, names: dict[str, str]) -> Said:
         return Said("late", whole + when, about=late[0].tree.id)
     if stuck:
         return Said("late", f"{_named(stuck, names)} cannot start a worker process", about=stuck[0].tree.id)
+    if unknown:
+        return Said("late", f"{amount(unknown, 'tree')} lived whose heartbeats are not kept")
     busy = sum(worker.running for trace in live for worker in trace.crew)
     slots = [trace.slots for trace in live if trace.slots is not None]
     free = f"; {amount(sum(slots) - busy, 'slot')} free" if slots and sum(slots) >= busy else ""
@@ -86,10 +90,14 @@ def workers_say(traces: Sequence[TreeTrace], *, names: dict[str, str]) -> Said:
     return Said("live", f"{beats}{free}")
 
 
-def recoveries_say(totals: Totals, *, overdue: int) -> Said:
-    """Return whether every task of the dead runs again."""
+def recoveries_say(totals: Totals, *, overdue: int | None, has_incidents: bool = True) -> Said:
+    """Return whether every task of the dead runs again. `overdue` is None for a past moment, of which it is not known."""
     if overdue:
         return Said("dead", f"{amount(overdue, 'lease')} of the dead should have been recovered already")
+    if not has_incidents:
+        return Said("late", "Whether a worker died in these 24 hours is not known")
+    if overdue is None:
+        return _recoveries_then(totals)
     if totals.incidents == 0:
         return Said("live", "No worker died in the last 24 hours, and nothing is overdue")
     if totals.waiting:
@@ -103,6 +111,18 @@ def recoveries_say(totals: Totals, *, overdue: int) -> Said:
         lead = f"Each of the latest {amount(totals.recovered, 'task')} of the dead runs again or has ended; nothing is overdue"
         return Said("live", lead)
     return Said("live", "Every task of the dead runs again or has ended; nothing is overdue")
+
+
+def _recoveries_then(totals: Totals) -> Said:
+    least = "At least " if totals.is_cut else ""
+    if totals.incidents == 0:
+        return Said("live", "No death was noticed in the 24 hours before")
+    if totals.waiting:
+        verb = "waited" if totals.waiting > 1 else "was waiting"
+        return Said("late", f"{least}{amount(totals.waiting, 'task')} of the dead {verb} to run again")
+    return Said(
+        "live", f"{least}{amount(totals.recovered, 'task')} of the dead ran again or had ended by then"
+    )
 
 
 def title_of(incident: Incident) -> str:

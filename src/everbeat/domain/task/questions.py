@@ -105,7 +105,7 @@ class AnswerType(Struct, frozen=True):
         plain_first = self.kind == "str"
         try:
             decoded: list[object] = [msgspec.json.decode(text)]
-        except (msgspec.MsgspecError, UnicodeError):
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
             decoded = []
         return [*readings, *([text, *decoded] if plain_first else [*decoded, text])]
 
@@ -159,7 +159,7 @@ def stored_question(text: str | None) -> StoredQuestion:
     """Parse a stored question. An unreadable one, which can only come from a manual edit, has its beginning as the question."""
     try:
         return msgspec.json.decode(text or "", type=StoredQuestion)
-    except (msgspec.MsgspecError, UnicodeError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return StoredQuestion((text or "")[:TEXT_LIMIT])
 
 

@@ -10,7 +10,7 @@ from everbeat.client.database_access import database_of
 from everbeat.domain.hiding import HIDDEN
 from everbeat.domain.task.questions import OpenQuestion
 from everbeat.errors import NoQuestion
-from everbeat.errors.wording import amount
+from everbeat.errors.wording import amount, is_storable
 from everbeat.store.plan import ask
 from everbeat.store.questions import read_question
 from everbeat.web import wording
@@ -60,6 +60,8 @@ async def answer(visit: Visit) -> PageResult:
     """Answer a question of a task. The first answer counts."""
     task_id = to_uuid(visit.path_values["id"], what="task")
     step = visit.form.get("step")
+    if step is not None and not is_storable(step):
+        raise RequestRefused(400, "WRONG_FORM", "No question has such a name.")
     asked = await database_of(visit.app).arun(ask(read_question(task_id, step=step)))
     if asked is None:
         info = await visit.app.ainfo(task_id)

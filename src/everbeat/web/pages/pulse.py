@@ -20,9 +20,10 @@ from everbeat.domain.pulse.wording import brief_duration, names_of
 from everbeat.errors.wording import amount
 from everbeat.web import rendering, wording
 from everbeat.web.live import Parts, PulsePicture
-from everbeat.web.page import Page, PageResult, Visit
+from everbeat.web.page import Page, PageResult, Unread, Visit
 from everbeat.web.pages.charts import busiest_of, chart_content, charts_of
 from everbeat.web.past import read_past
+from everbeat.web.requests import wants_json
 from everbeat.web.strip_drawing import mini_svg, sparkline, strip_svg
 from everbeat.web.wording import Mark
 
@@ -42,6 +43,7 @@ TREE_MARKS: Final = {
     TreeState.SUSPECT: Mark("late", "s-suspect", "suspect"),
     TreeState.DEAD: Mark("dead", "s-flat", "dead"),
     TreeState.LEFT: Mark("wait", "s-left", "left"),
+    TreeState.UNKNOWN: Mark("wait", "s-suspect", "unknown"),
 }
 _INCIDENT_MARKS: Final = {
     IncidentKind.TREE: ("dead", "s-flat"),
@@ -69,6 +71,7 @@ async def show(visit: Visit) -> PageResult:
     if visit.at is not None:
         return await _past(visit, visit.at)
     picture = await visit.web.live.picture()
+    note_incidents(visit, picture)
     content = pulse_content(picture)
     charts, busiest = await asyncio.gather(charts_of(visit), busiest_of(visit))
     return Page(
@@ -155,6 +158,7 @@ def pulse_content(picture: PulsePicture) -> dict[str, Any]:
         overdue=overdue,
         overdue_ms=None if last is None else last.overdue_ms,
         at=picture.at,
+        has_incidents=picture.has_incidents,
     )
     workers = trees_of_workers(picture)
     takeovers = takeovers_of(picture.incidents, traces, at=picture.at)
@@ -171,7 +175,14 @@ def pulse_content(picture: PulsePicture) -> dict[str, Any]:
         "totals": totals_of(picture.incidents),
         "ticker": [ticker_row(each, picture, workers) for each in picture.incidents[:_TICKED]],
         "problem": picture.problem,
+        "has_incidents": picture.has_incidents,
     }
+
+
+def note_incidents(visit: Visit, picture: PulsePicture) -> None:
+    """Name the incidents in the record of a page if they could not be read. The page itself says so in its live part."""
+    if picture.problem is not None and wants_json(visit.request):
+        visit.unread.append(Unread("The incidents", picture.problem.message, picture.problem.fix))
 
 
 def tree_row(trace: TreeTrace, name: str, picture: PulsePicture, takeovers: Sequence[TakeOver]) -> TreeRow:
@@ -243,6 +254,8 @@ def _told(trace: TreeTrace, strip: Strip, picture: PulsePicture) -> str:
                 return f"{held}; recovery by age is off"
             when = brief_duration(judgement.decides_in_s) if judgement.decides_in_s > 0 else "moments"
             return f"{held}, age decides in {when}"
+        case TreeState.UNKNOWN:
+            return "its heartbeats are not kept"
         case TreeState.LEFT:
             return f"{brief_duration(strip.left_s or 0.0)} ago"
         case TreeState.DEAD:
@@ -307,17 +320,18 @@ def tree_document(trace: TreeTrace, rows: Sequence[TreeRow], picture: PulsePictu
     """Return a tree as a document: its state by the rules of the reaper, its heartbeats in the window, and what its strip says."""
     tree, judgement = trace.tree, trace.judgement
     says = next((row.strip.says for row in rows if row.trace is trace), None)
+    is_known = judgement.state is not TreeState.UNKNOWN
     return {
         "supervisor_id": tree.id,
         "hostname": tree.hostname,
         "pid": tree.pid,
         "state": judgement.state,
-        "silent_s": judgement.silent_s,
+        "silent_s": judgement.silent_s if is_known else None,
         "beat_interval_s": judgement.beat_s,
         "age_decides_at": decides_at(judgement, at=picture.at),
         "session": "held" if tree.locked else "lost" if judgement.session_lost else "unknown",
         "beat_seq": tree.beat_seq,
-        "last_beat_at": tree.last_beat_at,
+        "last_beat_at": tree.last_beat_at if is_known else None,
         "started_at": tree.started_at,
         "ended_at": tree.ended_at,
         "ended_how": tree.ended_how,

@@ -97,7 +97,7 @@ async def show_past(visit: Visit, at: datetime) -> PageResult:
     access = database_of(visit.app)
     minute = timedelta(seconds=_RATE_S)
     found = await visit.parts(
-        depths=("The depths", access.arun(ask(past.depths(at))), []),
+        depths=("The depths", access.arun(ask(past.depths(at))), None),
         rates=(
             "The rates",
             access.arun(ask(series.rates(since=at - minute, until=at, bucket_s=_RATE_S, by_queue=True))),
@@ -105,20 +105,24 @@ async def show_past(visit: Visit, at: datetime) -> PageResult:
         ),
         charts=("The charts", charts_of(visit, queue=queue), None),
     )
-    depths, charts = found["depths"], found["charts"]
+    is_known, depths, charts = found["depths"] is not None, found["depths"] or [], found["charts"]
     rates: dict[str, RateBucket] = {rate.queue: rate for rate in found["rates"]}
     names = dict.fromkeys([*(depth.queue for depth in depths), *sorted(rates)])
     by_queue = {depth.queue: depth for depth in depths}
     due = sum(depth.due for depth in depths)
+    age_s = (at - depths[0].at).total_seconds() if depths else 0.0
+    before = f", {wording.span(age_s)} before" if age_s > _OLD_SAMPLE_S else ""
     return Page(
         template="queues_past.html",
         title="Queues as of then",
-        says=f"{amount(due, 'task')} {'was' if due == 1 else 'were'} due, in {amount(len(names), 'queue')}"
+        says=f"{amount(due, 'task')} {'was' if due == 1 else 'were'} due, in {amount(len(names), 'queue')}{before}"
         if depths
-        else "No queue had a live task, or no sample is kept",
+        else "No queue had a live task, or no sample is kept"
+        if is_known
+        else "The queues could not be read",
         data={
             **view.document(),
-            "depths": depths,
+            "depths": depths if is_known else None,
             "rates": found["rates"],
             "settings": view.settings,
             "charts": charts,
@@ -128,12 +132,15 @@ async def show_past(visit: Visit, at: datetime) -> PageResult:
             "view": view,
             "rows": [(name, by_queue.get(name), rates.get(name)) for name in names],
             "sampled_at": depths[0].at if depths else None,
+            "is_known": is_known,
             "ended_of": ended_of,
         },
     )
 
 
 _RATE_S: Final = 60
+_OLD_SAMPLE_S: Final = 60.0
+"""The page says how old an older sample is: with no worker, or after two days, the last one is not of that moment."""
 
 
 async def _limits(app: App) -> list[LimitInfo]:
@@ -170,9 +177,14 @@ def _rows(
 
 
 def _serving(queue: str, workers: Sequence[WorkerInfo] | None) -> int | None:
+    """Return how many workers can claim tasks of a queue. Those that are silent, lost, quiet or about to stop claim nothing."""
     if workers is None:
         return None
-    return sum(worker.queues is None or queue in worker.queues for worker in workers if not worker.is_stale)
+    return sum(
+        worker.queues is None or queue in worker.queues
+        for worker in workers
+        if not (worker.is_stale or worker.session_lost or worker.draining or worker.quiet_since is not None)
+    )
 
 
 def _sentence(

@@ -26,11 +26,20 @@ from everbeat.domain.pulse.wording import brief_duration, spoken_way
 from everbeat.domain.recovery.decision import counted_from
 from everbeat.errors.wording import amount, visible_json
 from everbeat.web import rendering, wording
+from everbeat.web.hiding import plain_part
 from everbeat.web.lane_drawing import Axis, axis_of, axis_svg, end_in_words, lane_svg, order_of
 from everbeat.web.live import Parts, PulsePicture
 from everbeat.web.moments import written
 from everbeat.web.page import Page, PageResult, Visit
-from everbeat.web.pages.pulse import figures_of, mini_of, ticker_row, times_of, trees_of_workers, vital_html
+from everbeat.web.pages.pulse import (
+    figures_of,
+    mini_of,
+    note_incidents,
+    ticker_row,
+    times_of,
+    trees_of_workers,
+    vital_html,
+)
 from everbeat.web.past import read_past
 from everbeat.web.refusals import RequestRefused
 
@@ -58,6 +67,7 @@ async def show(visit: Visit) -> PageResult:
     """Show the incidents of 24 hours, now or at a past moment, and one of them: the chosen one or the latest."""
     view = None if visit.at is None else await read_past(visit, visit.at)
     picture = await visit.web.live.picture() if view is None else view.picture
+    note_incidents(visit, picture)
     content = _content(visit, picture)
     chosen = content["incident"]
     return Page(
@@ -99,7 +109,9 @@ async def export(visit: Visit) -> PageResult:
         )
     shown, names = _shown(visit, incident), trees_of_workers(picture)
     context = await _context(visit, incident)
-    name = "".join(char if char.isalnum() or char in "-." else "-" for char in incident.id)[:80]
+    name = "".join(
+        char if char.isascii() and (char.isalnum() or char in "-.") else "-" for char in incident.id
+    )[:80]
     if visit.query.get("as") == "json":
         document = msgspec.json.encode(incident_document(shown, names, context), enc_hook=plain_value)
         text, media, ending = visible_json(document.decode()), "application/json", "json"
@@ -158,7 +170,12 @@ def _content(visit: Visit, picture: PulsePicture) -> dict[str, Any]:
     totals = totals_of(picture.incidents)
     incident = _chosen(visit, picture)
     content: dict[str, Any] = {
-        "say": recoveries_say(totals, overdue=0 if last is None else last.overdue),
+        "say": recoveries_say(
+            totals,
+            overdue=None if picture.is_past else 0 if last is None else last.overdue,
+            has_incidents=picture.has_incidents,
+        ),
+        "has_incidents": picture.has_incidents,
         "totals": totals,
         "trees": trees,
         "listed": [ticker_row(each, picture, trees) for each in picture.incidents[:_MOST_LISTED]],
@@ -333,9 +350,6 @@ def _shown(visit: Visit, incident: Incident) -> Incident:
     return structs.replace(incident, reruns=reruns)
 
 
-_OF_USER_CODE: Final = ("last_progress", "stage", "message")
-
-
 def _hidden(recovery: RecoveryInfo) -> RecoveryInfo:
-    data = {name: value for name, value in certificate_of(recovery).items() if name not in _OF_USER_CODE}
+    data = plain_part(certificate_of(recovery))
     return structs.replace(recovery, certificate={"data": data}, hook=None)

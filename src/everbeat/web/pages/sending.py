@@ -13,7 +13,7 @@ from everbeat.domain.bulk_actions import Operator
 from everbeat.domain.documents import plain_value
 from everbeat.domain.inspection import TaskInfo
 from everbeat.errors.wording import amount, visible
-from everbeat.store import audit
+from everbeat.store import audit, rows
 from everbeat.store.plan import ask
 from everbeat.store.streams import list_items
 from everbeat.web.filters import to_uuid
@@ -24,6 +24,8 @@ _LONGEST: Final = 20_000
 """Longer arguments are not offered in a form."""
 _ITEMS: Final = 100
 _LARGEST_NUMBER: Final = 2_147_483_647
+_LONGEST_NUMBER: Final = 10
+"""Python refuses to read a number of thousands of digits."""
 
 
 class SendAgain(Struct, frozen=True, kw_only=True):
@@ -37,7 +39,7 @@ class SendAgain(Struct, frozen=True, kw_only=True):
 def again_of(visit: Visit, task: TaskInfo) -> SendAgain | None:
     """Return how to send a task again, or None if it is a node, or if this user does not see all of its arguments."""
     is_hidden = visit.hiding.arguments(task.name, task.arguments) != task.arguments
-    if is_hidden or task.workflow_id is not None:
+    if is_hidden or task.workflow_id is not None or rows.is_marker(task.arguments):
         return None
     text = msgspec.json.encode(task.arguments, enc_hook=plain_value).decode()
     if len(text) > _LONGEST or visible(text) != text:
@@ -73,7 +75,7 @@ async def send_again(visit: Visit) -> PageResult:
         )
     try:
         arguments: Any = msgspec.json.decode(visit.form.require("arguments"))
-    except (msgspec.MsgspecError, UnicodeError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         raise RequestRefused(
             400, "WRONG_FORM", "The arguments are not JSON, so nothing was sent.", fix='write {"order": 7}.'
         ) from None
@@ -94,7 +96,7 @@ async def show_items(visit: Visit) -> PageResult:
     """Return a page of the items of a stream, the first ones first. Raises TaskNotFound."""
     task_id, name = to_uuid(visit.path_values["id"], what="task"), visit.query.get("name")
     after = visit.query.get("after") or "0"
-    if not after.isdecimal() or int(after) > _LARGEST_NUMBER:
+    if not after.isdecimal() or len(after) > _LONGEST_NUMBER or int(after) > _LARGEST_NUMBER:
         raise RequestRefused(400, "WRONG_FORM", "The parameter 'after' is not the number of an item.")
     task = await visit.app.ainfo(task_id)
     streams = await visit.app.handle(task_id).astreams()
@@ -130,5 +132,5 @@ async def show_items(visit: Visit) -> PageResult:
 def _decoded(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return text

@@ -177,7 +177,7 @@ def _decoded(text: str, *, is_cut: bool) -> Any:
         return f"{text}…"
     try:
         return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return text
 
 
@@ -273,7 +273,7 @@ async def signal(visit: Visit) -> PageResult:
     name, text = visit.form.require("name"), visit.form.get("value") or "null"
     try:
         value: Any = msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         raise RequestRefused(
             400, "WRONG_FORM", "The value is not JSON.", fix='put quotes around a text: "yes".'
         ) from None

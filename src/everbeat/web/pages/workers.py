@@ -14,7 +14,7 @@ from everbeat.domain.inspection import SupervisorInfo, WorkerInfo
 from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import TreeTrace
 from everbeat.domain.pulse.sample import SampledWorker
-from everbeat.domain.pulse.sentences import workers_say
+from everbeat.domain.pulse.sentences import Said, workers_say
 from everbeat.domain.pulse.wording import brief_duration, names_of, spoken_way
 from everbeat.domain.recovery.liveness import FAREWELL
 from everbeat.errors import UnknownName
@@ -24,6 +24,7 @@ from everbeat.web.live import Parts, PulsePicture
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.pages.pulse import TREE_MARKS, mini_of, times_of, tree_document, vital_html
 from everbeat.web.past import read_past
+from everbeat.web.refusals import RequestRefused
 from everbeat.web.strip_drawing import mini_svg, slots_svg, sparkline
 from everbeat.web.wording import Mark
 
@@ -66,14 +67,16 @@ async def show(visit: Visit) -> PageResult:
     view = None if visit.at is None else await read_past(visit, visit.at)
     picture = await visit.web.live.picture() if view is None else view.picture
     content = _content(picture)
-    departed = await visit.part("The departed workers", _departed(visit, picture), [])
+    if view is not None and not view.knows_trees:
+        content["say"] = Said("late", "Which worker trees were running is not known")
+    departed = await visit.part("The departed workers", _departed(visit, picture), None)
     return Page(
         template="workers.html",
         title="Workers",
         says=content["say"].lead,
         data={
             "trees": [_document(panel, picture) for panel in content["panels"]],
-            "departed": [structs.asdict(each) for each in departed],
+            "departed": None if departed is None else [structs.asdict(each) for each in departed],
             **({} if view is None else view.document()),
         },
         more={
@@ -100,13 +103,17 @@ async def show_one(visit: Visit) -> PageResult:
     trace = next((each for each in picture.memory.traces if party in _ids(each)), None)
     known = None if trace is not None else await _known(visit, party)
     found = await visit.parts(
-        tasks=("Its tasks", visit.app.alist_tasks(worker=party, state=["CLAIMED", "RUNNING"], limit=100), []),
+        tasks=(
+            "Its tasks",
+            visit.app.alist_tasks(worker=party, state=["CLAIMED", "RUNNING"], limit=100),
+            None,
+        ),
         snapshots=("Its snapshots", visit.app.aworker_states(party, limit=_SNAPSHOTS), []),
         recoveries=("Its recoveries", visit.app.arecoveries(worker=party, limit=50), []),
     )
-    if trace is None and known is None and not any(found.values()):
+    if trace is None and known is None and found["tasks"] is not None and not any(found.values()):
         raise UnknownName("worker or supervisor", [party])
-    tasks = [visit.hiding.summary(task) for task in found["tasks"]]
+    tasks = [visit.hiding.summary(task) for task in found["tasks"] or ()]
     worker = None if trace is None else next((each for each in trace.workers if each.id == party), None)
     snapshots = list(reversed(found["snapshots"]))
     return Page(
@@ -116,16 +123,17 @@ async def show_one(visit: Visit) -> PageResult:
         data={
             "worker": worker if worker is not None else known,
             "tree": None if trace is None else tree_document(trace, (), picture),
-            "tasks": [task_document(task) for task in tasks],
+            "tasks": None if found["tasks"] is None else [task_document(task) for task in tasks],
             "snapshots": found["snapshots"],
         },
         more={
             "trace": trace,
-            "held": tasks,
+            "held": None if found["tasks"] is None else tasks,
             "found_recoveries": found["recoveries"],
             "lines": _lines(snapshots),
             "last": snapshots[-1] if snapshots else None,
-            "mark": None if trace is None else TREE_MARKS[trace.judgement.state],
+            "mark": None if trace is None else _mark_of(trace, worker),
+            "one": worker if worker is not None else None if trace is None else trace.tree,
             **times_of(picture),
         },
         command=f"everbeat workers states {party}",
@@ -149,8 +157,21 @@ async def resume(visit: Visit) -> PageResult:
 
 
 async def release(visit: Visit) -> PageResult:
-    """Declare the workers of a tree dead, even if they live, and recover their tasks at once."""
+    """Declare the workers of a tree in trouble dead, even if they live, and recover their tasks at once.
+
+    A tree that beats is not released: the operator's page is old, or the tree has come back while the operator decided.
+    """
     wanted = visit.path_values["supervisor_id"]
+    traces = (await visit.web.live.picture()).memory.traces
+    if any(
+        trace.tree.id == wanted and trace.tree.ended_at is None and _note(trace) is None for trace in traces
+    ):
+        raise RequestRefused(
+            409,
+            "TREE_BEATS",
+            "The tree beats, so nothing was released.",
+            fix="load the page again; 'everbeat workers release' also releases workers that beat.",
+        )
     workers = await visit.app.alist_workers(ended=False, limit=_MOST_LISTED)
     ids = [worker.worker_id for worker in workers if worker.supervisor_id == wanted]
     if not ids:
@@ -188,7 +209,8 @@ def _content(picture: PulsePicture) -> dict[str, Any]:
         "not_shown": max(0, len(live) - _SHOWN),
         "trees": len(live),
         "beat": states.count(TreeState.BEATS),
-        "late": len(states) - states.count(TreeState.BEATS),
+        "late": states.count(TreeState.LATE) + states.count(TreeState.SUSPECT),
+        "unknown": states.count(TreeState.UNKNOWN),
         "processes": len(crew),
         "running": sum(worker.running for worker in crew),
         "claimed": sum(worker.claimed for worker in crew),
@@ -209,20 +231,23 @@ def _panel(trace: TreeTrace, name: str, picture: PulsePicture) -> TreePanel:
     judgement = trace.judgement
     beats = [(picture.at - at).total_seconds() for at, _ in trace.beats]
     is_late = judgement.state in _TROUBLE
+    is_known = judgement.state is not TreeState.UNKNOWN
     silent = brief_duration(judgement.silent_s)
     processes = trace.crew[:_MOST_PROCESSES]
     return TreePanel(
         trace=trace,
         name=name,
         mark=TREE_MARKS[judgement.state],
-        state=f"no beat for {silent}"
+        state="its heartbeats are not kept"
+        if not is_known
+        else f"no beat for {silent}"
         if is_late and not judgement.session_lost
         else "its session is lost"
         if is_late
         else f"beats, {silent} ago",
-        mini=mini_svg(
-            beats, late_from_s=max(0.1, judgement.silent_s - judgement.beat_s) if is_late else None
-        ),
+        mini=mini_svg(beats, late_from_s=max(0.1, judgement.silent_s - judgement.beat_s) if is_late else None)
+        if is_known
+        else "",
         facts=" · ".join(_facts(trace, picture)),
         note=None if picture.is_past else _note(trace),
         processes=tuple(_process(worker, judgement.state) for worker in processes),
@@ -276,7 +301,7 @@ def _note(trace: TreeTrace) -> str | None:
 
 def _process(worker: SampledWorker, state: TreeState) -> ProcessRow:
     is_late = state in _TROUBLE
-    mark = TREE_MARKS[state] if is_late else Mark("live", "s-live", "live")
+    mark = Mark("live", "s-live", "live") if state is TreeState.BEATS else TREE_MARKS[state]
     drawing = (
         ""
         if worker.slots is None
@@ -383,6 +408,13 @@ def _one_says(
     if how == FAREWELL:
         return "It shut down in an orderly way"
     return f"It has ended, noticed by {spoken_way(how)}" if how else f"Only records of {party} remain"
+
+
+def _mark_of(trace: TreeTrace, worker: SampledWorker | None) -> Mark:
+    """Return the mark of a tree, or of one of its processes, which can be dead while the tree lives."""
+    if worker is None or worker.ended_at is None:
+        return TREE_MARKS[trace.judgement.state]
+    return TREE_MARKS[TreeState.DEAD if worker.is_dead else TreeState.LEFT]
 
 
 def _lines(snapshots: Sequence[Any]) -> list[tuple[str, str, str]]:
