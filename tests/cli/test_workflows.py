@@ -53,6 +53,11 @@ def test_the_workflows_command_filters_workflows(everbeat: Command, app: App, db
     assert table[2].split()[:5] == [str(first.id), "COMPLETED", "order", "k1", "1"]
     more = everbeat("workflows", "--limit", "1").assert_code(0)
     assert "There might be more" in more.err
+    (newest,) = everbeat("workflows", "--limit", "1", "--json").assert_code(0).document["workflows"]
+    assert more.err == f"There might be more: --before {newest['id']}\n"
+    rest = everbeat("workflows", "--before", newest["id"], "--json").assert_code(0).document["workflows"]
+    assert newest["id"] not in [each["id"] for each in rest]
+    assert len(rest) == len(everbeat("workflows", "--json").document["workflows"]) - 1
     empty = everbeat("workflows", "--name", "other").assert_code(0)
     assert (empty.out, empty.err) == ("", "No matching workflows.\n")
     assert "--state" in everbeat("workflows", "--state", "done").assert_code(ExitCode.USAGE).err

@@ -284,3 +284,25 @@ def test_workflows_are_found_by_their_labels_and_times(app: App, db: StoreHarnes
     assert app.list_workflows(until=timedelta(hours=1)) == []
     assert len(app.list_workflows(until=datetime.now(UTC) + timedelta(minutes=1))) == 3
     assert app.list_tasks(labels={"tenant": "1"}) == []  # its node is not enqueued yet
+
+
+def test_the_pages_of_the_list_of_workflows_contain_each_of_them_once(app: App, db: StoreHarness) -> None:
+    @app.task
+    def work() -> None: ...
+
+    def start(name: str) -> UUID:
+        wf = app.workflow(name)
+        wf.add(work)
+        return wf.start().id
+
+    started = [start("order" if number % 2 else "other") for number in range(7)]
+    found, before = [], None
+    while (page := ids(app.list_workflows(before=before, limit=2))) and len(found) < len(started):
+        found += page
+        before = page[-1]
+    assert found == started[::-1]
+    assert page == []
+    assert ids(app.list_workflows(name="order", before=str(started[3]))) == [started[1]]
+    assert app.list_workflows(before=started[0]) == []
+    with pytest.raises(ConfigurationError, match=r"list_workflows\.before = 'zz': must be a UUID"):
+        app.list_workflows(before="zz")

@@ -185,9 +185,8 @@ def test_inspecting_workflows_reads_a_bounded_number_of_pages(loaded: Loaded) ->
     loaded.check_plan(control.edges(loaded.wide), pages=800)
     loaded.check_plan(control.node(loaded.wide, "n77"), pages=800)
     loaded.check_plan(control.ends([loaded.wide]), pages=20)
-    listed = {"name": None, "state": None, "key": None, "limit": 20}
-    loaded.check_plan(control.listing(**listed, parent=None, roots=True), pages=2_000)
-    loaded.check_plan(control.listing(**listed, parent=uuid4(), roots=True), by="client", pages=40)
+    loaded.check_plan(control.listing(control.WorkflowQuery(), limit=20), pages=2_000)
+    loaded.check_plan(control.listing(control.WorkflowQuery(parent=uuid4()), limit=20), by="client", pages=40)
 
 
 def test_stopping_and_retrying_workflows_reads_a_bounded_number_of_pages(loaded: Loaded) -> None:

@@ -22,8 +22,8 @@ HOSTILE = ("<b>'\"&" + "n" * 200)[:200]
 LONG = "w" * 200
 PLAIN = "q" * 120
 LISTS = (
-    "/pulse", "/workers", "/recoveries", "/tasks", "/tasks?state=FAILED", "/queues", "/workflows", "/schedules", "/inbox", "/system",
-    "/audit", "/nothing-here",
+    "/pulse", "/workers", "/recoveries", "/tasks", "/tasks?state=FAILED", "/queues", "/workflows", "/workflows/reconcile", "/schedules", "/inbox",
+    "/system", "/audit", "/nothing-here",
 )  # fmt: skip
 
 

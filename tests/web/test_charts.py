@@ -11,6 +11,7 @@ import pytest
 
 from everbeat.domain.charts import RANGES, ChartMark, ChartPoint, Charts, nice_top, spans_of
 from everbeat.domain.pulse.wording import brief_duration
+from everbeat.domain.series import RateBucket, quantile_s
 from everbeat.runtime.clock import SystemClock
 from everbeat.web.chart_drawing import (
     DEPTHS,
@@ -24,6 +25,7 @@ from everbeat.web.chart_drawing import (
     summary_of,
 )
 from everbeat.web.kept_charts import KeptCharts
+from everbeat.web.queue_rates import rates_of
 from everbeat.web.strip_drawing import sparkline
 from tests.web.conftest import NewVisitor, Workers
 
@@ -295,3 +297,34 @@ async def test_a_kept_reading_ends_and_a_failed_one_is_not_kept() -> None:
     for number in range(70):
         assert await kept.read(number, RANGES[1], lambda number=number: asyncio.sleep(0, number)) == number  # type: ignore[misc]
     assert await kept.read("a", RANGES[0], reading) == 3
+
+
+async def test_the_list_of_queues_shows_what_each_did_in_the_last_ten_minutes(
+    busy: Workers, new_visitor: NewVisitor
+) -> None:
+    busy.send("charge", queue="mail")
+    visitor = new_visitor("see")
+    document = await visitor.json("/queues")
+    rates = {each["queue"]: each for each in document["rates"]}
+    mail = rates["mail"]
+    assert mail["started"] in (90, 100), "nine or ten whole minutes"
+    assert (mail["ended"], mail["bad"]) == (mail["started"], mail["started"] // 5)
+    # All waits lie in one class, and all runs in another one.
+    assert mail["wait_p95_s"] == pytest.approx(quantile_s([0] * 8 + [10], 0.95))
+    assert mail["run_p95_s"] == pytest.approx(quantile_s([0] * 10 + [10], 0.95))
+    page = (await visitor.get("/queues")).text
+    assert f'<span class="t-dead">{mail["bad"]} failed</span>' in page
+    words = ", ".join(brief_duration(mail[name]) for name in ("wait_p95_s", "run_p95_s"))
+    assert f'data-h="Wait, run p95">{words}</td>' in page
+
+
+def test_rates_that_two_spans_contain_are_added_up() -> None:
+    def bucket(started: int) -> RateBucket:
+        counts = [0] * 3 + [started] + [0] * 20
+        return RateBucket(
+            AT, "mail", None, started, started, 0, 0, 0, 0, 0, 0, 0, 0, 1.0, 1.0, counts, counts
+        )
+
+    (found,) = rates_of([bucket(3), bucket(4)]).values()
+    assert (found.started, found.ended, found.bad) == (7, 7, 0)
+    assert found.wait_p95_s == quantile_s([0, 0, 0, 7], 0.95)

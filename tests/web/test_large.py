@@ -61,7 +61,9 @@ PATHS: Final = (
     "/tasks?batch={batch}", "/tasks?parent={parent}", "/tasks?workflow={workflow}", "/tasks?name=unknown&before={old}",
     "/tasks/{task}", "/tasks/{old}", "/tasks/{running}", "/tasks/{asking}",
     "/queues", "/workflows", "/workflows?state=RUNNING", "/workflows?state=FAILED", "/workflows?state=CANCELLED", "/workflows?name=unknown",
-    "/workflows?label=env%3Dprod", "/workflows?label=tenant%3Dunknown", "/workflows?since=1h", "/workflows/{workflow}",
+    "/workflows?label=env%3Dprod", "/workflows?label=tenant%3Dunknown", "/workflows?since=1h",
+    "/workflows?before={workflow}", "/workflows?name=unknown&before={workflow}", "/workflows?state=RUNNING&before={workflow}",
+    "/workflows/{workflow}",
     "/schedules", "/schedules/schedule-2", f"/schedules/{LONG}", "/inbox", "/inbox?after={asking}",
     "/audit", "/audit?actor=unknown", "/audit?action=pause", "/audit?since=1h", "/audit?before=5000",
 )  # fmt: skip

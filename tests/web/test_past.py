@@ -14,7 +14,9 @@ import pytest
 from everbeat import App
 from everbeat.store import past
 from everbeat.web.moments import read_moment, steps_around, written
+from tests.web.browser import BrowserThread
 from tests.web.conftest import NewVisitor, Workers
+from tests.web.installations import Installation
 
 PAGES = ("/pulse", "/workers", "/recoveries", "/queues")
 LIVED = """
@@ -395,4 +397,32 @@ async def test_an_old_sample_of_the_queues_is_not_that_of_the_moment(
     )
     visitor = new_visitor("see")
     then = written(ago(workers, minutes=20))
-    assert (await visitor.json("/queues", at=then))["says"] == "5 due tasks in 1 queue, 40 m before"
+    assert (await visitor.json("/queues", at=then))["says"] == "5 tasks were due, in 1 queue, 40 m before"
+
+
+@pytest.mark.xdist_group("browser")
+def test_what_became_of_a_run_is_one_line_on_one_baseline(browser: BrowserThread, full: Installation) -> None:
+    run = full.workers.start("ran.then")
+    at = ago(full.workers, seconds=0)
+    full.workers.db.settle(run, "FAILED", error=b'{"code": "BROKEN", "message": "no"}')
+
+    async def check() -> None:
+        async with browser.observed(f"{full.address}/pulse?at={written(at)}") as seen:
+            for width in (1280, 700, 360):
+                await seen.page.set_viewport_size({"width": width, "height": 900})
+                lines, apart = await seen.page.evaluate(_LINES, f"[data-run='{run.id}'] .fate")
+                assert lines == 1, f"{width} px: the words wrap"
+                assert apart < 1, f"{width} px: the words are {apart} px from the baseline of the state"
+
+    browser.run(check())
+
+
+_LINES = """(selector) => {
+  const fate = document.querySelector(selector), boxes = [];
+  for (const part of [fate.children[0].lastChild, fate.lastChild.firstChild]) {
+    const range = document.createRange();
+    range.selectNodeContents(part);
+    boxes.push(...range.getClientRects());
+  }
+  return [boxes.length - 1, Math.abs(boxes[0].bottom - boxes[1].bottom)];
+}"""

@@ -6,12 +6,15 @@ import re
 from typing import Any
 from uuid import UUID
 
+import pytest
 import typer
 
-from everbeat import App
+from everbeat import App, Schedule
 from everbeat.cli import tasks
 from everbeat.web.filters import LABELS
+from tests.web.browser import BrowserThread
 from tests.web.conftest import SAME_ORIGIN, NewVisitor, Workers
+from tests.web.installations import Installation
 
 LONG = "n" * 200
 
@@ -175,3 +178,77 @@ async def test_ticked_tasks_change_one_by_one_and_the_refused_ones_are_reported(
         "web",
         failed,
     )
+
+
+async def test_ticked_tasks_of_a_schedule_are_moved_and_reprioritised(
+    app: App, workers: Workers, new_visitor: NewVisitor
+) -> None:  # O4
+    @app.task(name="report")
+    async def report() -> None: ...
+
+    await app.aput_schedule(Schedule("hourly", report.call(), every="1h"))
+    visitor = new_visitor("admin")
+    task = (await app.arun_schedule("hourly")).id
+    page = (await visitor.get("/tasks")).text
+    for verb in ("move", "reprioritise"):
+        assert f'formaction="/tasks/ticked/{verb}"' in page
+    assert "Moved 1 task." in await visitor.act("/tasks/ticked/move", id=str(task), to="slow")
+    assert "Reprioritised 1 task." in await visitor.act("/tasks/ticked/reprioritise", id=str(task), to="7")
+    info = await app.ainfo(task)
+    assert (info.queue, info.priority, info.schedule) == ("slow", 7, "hourly")
+    assert (
+        "is not a whole number"
+        in (await visitor.post("/tasks/ticked/reprioritise", id=str(task), to="high")).text
+    )
+    assert [(each.action, each.note) for each in await app.aaudit_log()] == [
+        ("reprioritise", "to_priority=7"),
+        ("move", "to_queue=slow"),
+    ]
+    operator = new_visitor("operate")
+    assert "/tasks/ticked/move" not in (await operator.get("/tasks")).text
+    assert (await operator.post("/tasks/ticked/move", id=str(task), to="mail")).status_code == 403
+
+
+async def test_the_page_of_a_waiting_task_moves_it_and_says_why_if_it_cannot(
+    app: App, workers: Workers, new_visitor: NewVisitor
+) -> None:  # O4
+    waiting, serial = workers.send(), workers.send(serial="queue:line", queue="line")
+    running = workers.start("mail.welcome")
+    visitor = new_visitor("admin")
+    page = (await visitor.get(f"/tasks/{waiting}")).text
+    assert 'action="/tasks/ticked/move"' in page
+    for other, role in ((running.id, "admin"), (waiting, "operate")):
+        assert "/tasks/ticked/move" not in (await new_visitor(role).get(f"/tasks/{other}")).text
+    answer = await visitor.client.post(
+        "/tasks/ticked/move",
+        data={"id": str(serial), "to": "slow"},
+        headers={**SAME_ORIGIN, "x-test-role": "admin", "referer": f"http://dashboard.test/tasks/{serial}"},
+    )
+    assert answer.headers["location"] == f"/tasks/{serial}", "back to the page of the task"
+    said = (await visitor.get(f"/tasks/{serial}")).text
+    assert "Moved 0 tasks. 1 task could not be changed" in said
+    assert "serial queue" in said
+    assert (await app.ainfo(serial)).queue == "line"
+
+
+@pytest.mark.xdist_group("browser")
+def test_ticked_rows_are_moved_in_a_browser(browser: BrowserThread, full: Installation) -> None:
+    task = full.workers.send("ticked.row", queue="before")
+
+    async def check() -> None:
+        async with browser.observed(f"{full.address}/tasks?name=ticked.row") as seen:
+            page = seen.page
+            await page.check(f"input[name=id][value='{task}']")
+            await page.fill("#ticked input[name=to]", "after")
+            await page.click("#ticked button:has-text('Move')")
+            await page.wait_for_selector("text=Moved 1 task.")
+            assert full.workers.db.row(task, "queue") == "after"
+            await page.goto(f"{full.address}/tasks/{task}")
+            await page.click("summary:has-text('Move')")
+            await page.fill("label:has-text('To priority') input", "3")
+            await page.click("button:has-text('Reprioritise it')")
+            await page.wait_for_selector("text=Reprioritised 1 task.")
+            assert full.workers.db.row(task, "priority") == 3
+            seen.check()
+
+    browser.run(check())

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from typing import Any
+from urllib.parse import parse_qsl
 from uuid import uuid4
+
+import pytest
 
 from everbeat import App, Schedule, TaskError
 from everbeat.domain.schedule.inspection import TickInfo
+from everbeat.domain.workflow.graph import Edge
 from everbeat.web.pages.schedules import marks_of
 from tests.client.working import working
-from tests.web.conftest import NewVisitor
+from tests.store.flows import task as node
+from tests.web.browser import BrowserThread, accessibility_problems
+from tests.web.conftest import NewVisitor, Workers
+from tests.web.installations import Installation
+from tests.web.test_every_page import sideways
+from tests.workflows.sent import sent
 
 SECRET = "4242-secret-4242"
 
@@ -61,6 +73,63 @@ async def test_the_list_and_the_page_of_a_workflow(app: App, new_visitor: NewVis
     assert (await visitor.get("/find", q=str(handle.id))).headers["location"] == f"/workflows/{handle.id}"
 
 
+async def test_the_older_pages_of_the_list_keep_the_filters_and_end(
+    app: App, new_visitor: NewVisitor
+) -> None:
+    @app.task(name="pack")
+    async def pack() -> None: ...
+
+    started = []
+    for number in range(5):
+        wf = app.workflow("order", labels={"tenant": "acme", "odd": str(number % 2)})
+        wf.add(pack)
+        started.append(str((await wf.astart()).id))
+    visitor = new_visitor("see")
+    query, seen = {"limit": "2", "label": "tenant=acme", "until": "0s"}, []
+    while True:
+        page = (await visitor.get("/workflows", **query)).text
+        seen.append(re.findall(r'<a href="/workflows/([0-9a-f-]{36})">', page))
+        older = re.findall(r'href="(/workflows\?[^"]*before=[^"]*)"', page)
+        assert ("Newest</a>" in page) is (len(seen) > 1), "the way back to the first page"
+        if not older:
+            break
+        query = dict(parse_qsl(unescape(older[0]).partition("?")[2]))
+        assert query | {"limit": "2", "label": "tenant=acme", "until": "0s"} == query, (
+            "the link keeps the filters"
+        )
+    assert seen == [started[4:2:-1], started[2:0:-1], started[:1]]
+    document = await visitor.json("/workflows", before=started[1], label="odd=0")
+    assert [each["id"] for each in document["workflows"]] == started[:1]
+    assert (document["examined"], document["continue_before"]) == (None, None)
+    assert (await visitor.json("/workflows", before=started[0]))["says"] == "No older workflows"
+    assert (await visitor.get("/workflows", before="zz")).status_code == 400
+
+
+async def test_a_search_that_stops_early_says_so_and_continues(
+    app: App, new_visitor: NewVisitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task(name="pack")
+    async def pack() -> None: ...
+
+    started = []
+    for name in ("rare", "order", "order", "order"):
+        wf = app.workflow(name)
+        wf.add(pack)
+        started.append(str((await wf.astart()).id))
+    monkeypatch.setattr("everbeat.web.pages.workflows.MOST_EXAMINED", 2)
+    visitor = new_visitor("see")
+    document = await visitor.json("/workflows", name="rare")
+    assert (document["workflows"], document["examined"]) == ([], 2)
+    assert document["says"] == "No workflows match among the 2 newest"
+    assert document["continue_before"] == started[2]
+    page = (await visitor.get("/workflows", name="rare")).text
+    assert f'href="/workflows?before={started[2]}&amp;name=rare"' in page
+    assert "Continue with older ones" in page
+    rest = await visitor.json("/workflows", name="rare", before=started[2])
+    assert [each["id"] for each in rest["workflows"]] == [started[0]]
+    assert rest["continue_before"] is None
+
+
 async def test_the_errors_and_the_result_of_a_workflow_are_hidden_with_those_of_its_tasks(
     app: App, new_visitor: NewVisitor
 ) -> None:  # O3
@@ -96,7 +165,13 @@ async def test_a_schedule_is_paused_resumed_run_and_deleted(app: App, new_visito
     call = report.call("sales", SECRET)
     await app.aput_schedule(Schedule("nightly/eu", call, every="1h"))
     visitor = new_visitor("operate")
-    assert "1 schedule, none of which missed a tick" in (await visitor.get("/schedules")).text
+    listed = (await visitor.get("/schedules")).text
+    assert "1 schedule, none of which missed a tick" in listed
+    assert "0 missed; 5 to come" in listed
+    coming = (await visitor.json("/schedules"))["next_ticks"]["nightly/eu"]
+    assert [datetime.fromisoformat(each) for each in coming] == await app.anext_ticks("nightly/eu", 5)
+    assert re.search(r'data-h="Next">in [^<]+<span class="two"><time datetime="' + coming[0][:19], listed)
+    assert f"<title>{datetime.fromisoformat(coming[0]):%Y-%m-%d %H:%M:%S} UTC</title>" in listed
     page = (await visitor.get("/schedules/nightly/eu")).text
     assert "every 1h" in page
     assert SECRET in page
@@ -121,6 +196,82 @@ async def test_a_schedule_is_paused_resumed_run_and_deleted(app: App, new_visito
     assert actions == ["delete_schedule", "run_schedule", "resume_schedule", "pause_schedule"]
 
 
+async def test_a_backfill_is_counted_confirmed_and_noted(app: App, new_visitor: NewVisitor) -> None:
+    @app.task(name="report")
+    async def report() -> None: ...
+
+    await app.aput_schedule(Schedule("nightly/eu", report.call(), every="1h", timezone="UTC"))
+    visitor = new_visitor("operate")
+    path, given = "/schedules/backfill/count", {"name": "nightly/eu", "since": "12h", "overlap": "allow"}
+    page = (await visitor.post(path, **given)).text
+    assert "<h1>Send 12 ticks of nightly/eu?</h1>" in page
+    assert "can all start at once" in page
+    assert "2 more ticks" in page
+    assert await app.alist_tasks() == [], "a count sends nothing"
+    form = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page))
+    assert form["overlap"] == "allow"
+    changed = await visitor.post("/schedules/backfill", **{**form, "since": "2d"})
+    assert changed.status_code == 409, "the range is not the one that was counted"
+    assert await app.alist_tasks() == []
+    assert "Sent 12 ticks." in await visitor.act("/schedules/backfill", **form)
+    assert len(await app.alist_tasks()) == 12
+    again = await visitor.post("/schedules/backfill", **form)
+    assert (again.status_code, "count them again" in again.text) == (409, True), "another operator sent them"
+    assert len(await app.alist_tasks()) == 12
+    page = (await visitor.post(path, **given)).text
+    assert "Each tick of nightly/eu in this range has a run" in page
+    assert "Send nothing" not in page, "there is nothing to confirm"
+    (entry,) = await app.aaudit_log()
+    assert (entry.action, entry.actor, entry.origin, entry.target, entry.affected) == (
+        "backfill_schedule",
+        "operate-user",
+        "web",
+        "nightly/eu",
+        12,
+    )
+    assert (await new_visitor("read").post(path, **given)).status_code == 403
+    assert "Backfill" not in (await new_visitor("read").get("/schedules/nightly/eu")).text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status", "told"),
+    [
+        ({"since": ""}, 400, "The field &#39;since&#39; is missing"),
+        ({"since": "yesterday"}, 400, "yesterday"),
+        ({"since": "1h", "until": "2h"}, 400, "must be before until"),
+        ({"since": "0001-01-01T00:00+05:00"}, 400, "outside the years"),
+        ({"since": "3650d"}, 400, "10,000"),
+        ({"since": "1h", "overlap": "skip"}, 400, "buffer_one"),
+        ({"since": "1h", "name": "unknown"}, 404, "unknown"),
+    ],
+)
+async def test_a_range_that_cannot_be_backfilled_is_refused_with_the_reason(
+    app: App, new_visitor: NewVisitor, wrong: dict[str, str], status: int, told: str
+) -> None:
+    @app.task(name="report")
+    async def report() -> None: ...
+
+    await app.aput_schedule(Schedule("hourly", report.call(), every="1h"))
+    answer = await new_visitor("operate").post("/schedules/backfill/count", **{"name": "hourly", **wrong})
+    assert (answer.status_code, told in answer.text) == (status, True), answer.text
+
+
+async def test_a_schedule_is_paused_until_a_moment_or_for_a_time(app: App, new_visitor: NewVisitor) -> None:
+    @app.task(name="report")
+    async def report() -> None: ...
+
+    await app.aput_schedule(Schedule("hourly", report.call(), every="1h"))
+    visitor = new_visitor("operate")
+    await visitor.act("/schedules/pause", name="hourly", until="2130-01-31T12:00Z")
+    assert (await app.aschedule_info("hourly")).resume_at == datetime(2130, 1, 31, 12, tzinfo=UTC)
+    await visitor.act("/schedules/resume", name="hourly")
+    await visitor.act("/schedules/pause", name="hourly", until="2h")
+    resumes = (await app.aschedule_info("hourly")).resume_at
+    assert resumes is not None
+    assert timedelta(minutes=119) < resumes - datetime.now(UTC) < timedelta(minutes=121)
+    assert (await visitor.post("/schedules/pause", name="hourly", until="soon")).status_code == 400
+
+
 def test_each_outcome_of_a_tick_has_its_own_mark_the_newest_at_the_right() -> None:
     at = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -138,3 +289,57 @@ def test_each_outcome_of_a_tick_has_its_own_mark_the_newest_at_the_right() -> No
         ("sent", 30),
     ]
     assert marks_of([]) == []
+
+
+async def test_overdue_steps_are_shown_first_and_carried_out_on_request(
+    app: App, workers: Workers, new_visitor: NewVisitor
+) -> None:
+    visitor = new_visitor("operate")
+    handle, flow = await asyncio.to_thread(sent, app, workers.db, [node("a"), node("b")], [Edge(0, 1)])
+    assert (await visitor.json("/workflows/reconcile"))["says"] == "No step of a workflow is overdue"
+    (claimed,) = flow.claim()
+    flow.end([claimed], lambda _: 1)
+    workers.db.connection.execute(workers.db.plain("delete from {schema}.outbox"))
+    assert "/workflows/reconcile" in (await visitor.get("/workflows")).text
+    page = (await visitor.get("/workflows/reconcile")).text
+    assert "<h1>1 step of 1 workflow is overdue</h1>" in page
+    assert "its task has ended or was deleted" in page
+    assert f'href="/workflows/{handle.id}"' in page
+    assert [each.state for each in await handle.anodes()] == ["ENQUEUED", "PENDING"], (
+        "a dry run changes nothing"
+    )
+    assert "Carried out 1 step." in await visitor.act("/workflows/reconcile")
+    assert [each.state for each in await handle.anodes()] == ["COMPLETED", "ENQUEUED"]
+    assert "Carried out 0 steps." in await visitor.act("/workflows/reconcile")
+    (entry,) = await app.aaudit_log()
+    assert (entry.action, entry.actor, entry.origin, entry.target, entry.affected) == (
+        "reconcile_workflows", "operate-user", "web", str(handle.id), 1,
+    )  # fmt: skip
+    assert (await new_visitor("read").get("/workflows/reconcile")).status_code == 403
+
+
+@pytest.mark.xdist_group("browser")
+def test_a_backfill_in_a_browser_is_accessible_and_sends_what_it_counted(
+    browser: BrowserThread, full: Installation
+) -> None:  # O1
+    @full.app.task(name="report.of.hours")
+    def report() -> None: ...
+
+    full.app.put_schedule(Schedule("hours", report.call(), every="1h"))
+
+    async def check() -> None:
+        async with browser.observed(f"{full.address}/schedules/hours") as seen:
+            page = seen.page
+            await page.click("summary:has-text('Backfill')")
+            await page.fill("input[name=since]", "3h")
+            assert await sideways(seen, 360) is None
+            await page.click("button:has-text('Count the ticks')")
+            await page.wait_for_selector("text=Send 3 ticks of hours?")
+            assert await accessibility_problems(page) == []
+            assert await sideways(seen, 360) is None
+            await page.click("button:has-text('Send 3 ticks')")
+            await page.wait_for_selector("text=Sent 3 ticks.")
+            seen.check()
+
+    browser.run(check())
+    assert len(full.app.list_tasks(name="report.of.hours")) == 3

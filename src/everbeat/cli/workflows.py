@@ -237,6 +237,9 @@ def list_workflows(
     since: SinceOption = None,
     until: UntilOption = None,
     labels: LabelFilterOption = None,
+    before: Annotated[
+        str | None, typer.Option("--before", metavar="ID", help="The page after this workflow in the list.")
+    ] = None,
     limit: SmallLimitOption = 50,
     as_json: bool,
 ) -> None:
@@ -251,6 +254,7 @@ def list_workflows(
             since=to_past(since),
             until=to_past(until, option="--until"),
             labels=labels_sought(labels),
+            before=full_workflow_id(app, before),
             limit=limit,
         )
     if as_json:
@@ -271,7 +275,7 @@ def list_workflows(
     ]
     show_rows(rows, empty="No matching workflows.")
     if len(found) == limit:
-        say("There might be more: use a larger --limit.")
+        say(f"There might be more: --before {found[-1].id}")
 
 
 @commands.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias, Unpack
+from typing import Final, Literal, TypeAlias, Unpack
 from uuid import UUID
 
 from msgspec import structs
@@ -36,10 +36,11 @@ from everbeat.domain.settings.checks import (
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import Duration, When, to_milliseconds, to_past, to_past_moment
 from everbeat.domain.task.states import TaskState, VirtualState
-from everbeat.domain.workflow.states import WorkflowInfo, WorkflowState
+from everbeat.domain.workflow.states import WorkflowInfo, WorkflowPage, WorkflowState
 from everbeat.errors.wording import nearest
 from everbeat.store import inspection
 from everbeat.store.plan import Plan, ask
+from everbeat.store.workflow_control import WorkflowQuery
 
 _limit: Final = whole(1, 100_000)
 _limit_of_workflows: Final = whole(1, 10_000)
@@ -247,18 +248,22 @@ class InspectionMethods(FailureMethods):
         """Async version of `worker_states` that does not block the running event loop."""
         return await self._arun(_worker_states(worker_id, limit))
 
-    def list_workflows(self, *, limit: int = 100, **filters: Unpack[WorkflowFilters]) -> list[WorkflowInfo]:
+    def list_workflows(
+        self, *, before: UUID | str | None = None, limit: int = 100, **filters: Unpack[WorkflowFilters]
+    ) -> list[WorkflowInfo]:
         """Return the latest workflows that match all the given filters (see `WorkflowFilters`), without their results.
+
+        To get the next page, pass the last id of the previous page as `before`. Raises ConfigurationError if a filter is invalid.
 
         app.list_workflows(name="order", state="FAILED")
         """
-        return self._run("list_workflows", _workflows(limit=limit, **filters))
+        return self._run("list_workflows", _workflows(before=before, limit=limit, **filters))
 
     async def alist_workflows(
-        self, *, limit: int = 100, **filters: Unpack[WorkflowFilters]
+        self, *, before: UUID | str | None = None, limit: int = 100, **filters: Unpack[WorkflowFilters]
     ) -> list[WorkflowInfo]:
         """Async version of `list_workflows` that does not block the running event loop."""
-        return await self._arun(_workflows(limit=limit, **filters))
+        return await self._arun(_workflows(before=before, limit=limit, **filters))
 
 
 def _tasks(
@@ -399,15 +404,26 @@ def _worker_states(worker_id: str | None, limit: int) -> Plan[list[WorkerStateIn
     return ask(inspection.worker_states(known, limit=_limit(limit, subject="limit")))
 
 
-def _workflows(*, limit: int, **filters: Unpack[WorkflowFilters]) -> Plan[list[WorkflowInfo]]:
-    return workflow_page(limit=limit, most=None, **filters)
+def _workflows(
+    *, before: UUID | str | None, limit: int, **filters: Unpack[WorkflowFilters]
+) -> Plan[list[WorkflowInfo]]:
+    return [*(yield from workflow_page(before=before, limit=limit, most=None, **filters))]
 
 
 def workflow_page(
-    *, limit: int, most: int | None, **filters: Unpack[WorkflowFilters]
-) -> Plan[list[WorkflowInfo]]:
+    *,
+    before: UUID | str | None = None,
+    limit: int,
+    most: int | None,
+    **filters: Unpack[WorkflowFilters],
+) -> Plan[WorkflowPage]:
     """Return a plan that lists workflows, as `App.list_workflows`. It examines at most `most` of them (None: all)."""
-    return workflow_operations.listing(most=most, **_workflow_query(limit=limit, **filters))
+    query = structs.replace(
+        _workflow_query(**filters),
+        before=None if before is None else to_workflow_id(before, subject="list_workflows.before"),
+    )
+    most_listed = _limit_of_workflows(limit, subject="list_workflows.limit")
+    return workflow_operations.listing(query, limit=most_listed, most=most)
 
 
 @reporting_wrong_calls("App.list_workflows")
@@ -421,22 +437,20 @@ def _workflow_query(
     since: When | None = None,
     until: When | None = None,
     labels: Mapping[str, str | None] | None = None,
-    limit: int,
-) -> dict[str, Any]:
+) -> WorkflowQuery:
     with_value, keys = split_labels(labels, subject="list_workflows.labels")
     states = one_of(*WorkflowState)
-    return {
-        "name": sought_or_none(name, subject="list_workflows.name"),
-        "state": None if state is None else WorkflowState(states(state, subject="list_workflows.state")),
-        "key": sought_or_none(key, subject="list_workflows.key"),
-        "parent": None if parent is None else to_task_id(parent, subject="list_workflows.parent"),
-        "children": switch(children, subject="list_workflows.children"),
-        "since": None if since is None else to_past(since, subject="since"),
-        "until": None if until is None else to_past(until, subject="until"),
-        "labels": with_value,
-        "label_keys": keys,
-        "limit": _limit_of_workflows(limit, subject="list_workflows.limit"),
-    }
+    return WorkflowQuery(
+        name=sought_or_none(name, subject="list_workflows.name"),
+        state=None if state is None else states(state, subject="list_workflows.state"),
+        key=sought_or_none(key, subject="list_workflows.key"),
+        parent=None if parent is None else to_task_id(parent, subject="list_workflows.parent"),
+        roots=not switch(children, subject="list_workflows.children"),
+        since=None if since is None else to_past(since, subject="since"),
+        until=None if until is None else to_past(until, subject="until"),
+        labels=with_value,
+        label_keys=keys,
+    )
 
 
 def _states(given: str | Sequence[str]) -> tuple[list[TaskState] | None, list[VirtualState]]:

@@ -44,7 +44,7 @@ MOST_COUNTED: Final = 10_000
 """How many tasks of a queue and state are counted."""
 MOST_OF_ALL: Final = 1_000_000
 """How many tasks of all queues together are counted."""
-_LAST_ID = UUID(int=2**128 - 1)
+LAST_ID = UUID(int=2**128 - 1)
 
 
 class StoredTask(Struct, frozen=True, kw_only=True):
@@ -158,7 +158,7 @@ class TaskQuery(Struct, frozen=True, kw_only=True):
 
     def scope(self) -> dict[str, Any]:
         """Return the parameters of the filters that an index serves."""
-        first, last = (UUID(int=0), _LAST_ID) if self.workflow is None else _ids_in(self.workflow)
+        first, last = (UUID(int=0), LAST_ID) if self.workflow is None else _ids_in(self.workflow)
         if self.before is not None and not self.latest:
             last = min(last, UUID(int=max(self.before.int - 1, 0)))
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -15,7 +15,7 @@ from everbeat.domain.settings.units import When
 from everbeat.domain.workflow.states import EndedNode, WorkflowRetryPlan, WorkflowState
 from everbeat.store import rows
 from everbeat.store.advance import step
-from everbeat.store.inspection import moment_or_age
+from everbeat.store.inspection import LAST_ID, moment_or_age
 from everbeat.store.plan import Plan, ask
 from everbeat.store.rows import Row
 from everbeat.store.statement import Statement, booleans, integers, uuids
@@ -185,31 +185,55 @@ def info(ids: Iterable[UUID]) -> Statement[list[WorkflowRow]]:
     )
 
 
+class WorkflowQuery(Struct, frozen=True, kw_only=True):
+    """The filters of a list of workflows. None matches all of them. `before` is the last id of the previous page.
+
+    If `roots` is set, only workflows without a parent match.
+    """
+
+    name: str | None = None
+    state: str | None = None
+    key: str | None = None
+    parent: UUID | None = None
+    roots: bool = True
+    before: UUID | None = None
+    since: When | None = None
+    until: When | None = None
+    labels: Labels = NO_LABELS
+    label_keys: Sequence[str] = ()
+
+    def scope(self, *, oldest: UUID | None = None) -> dict[str, Any]:
+        """Return the parameters of the filters that an index serves. `oldest` is the lowest id that can match (None: any)."""
+        return {
+            "parent": self.parent,
+            "is_live": self.state is not None and not WorkflowState(self.state).is_final,
+            "first_id": oldest or UUID(int=0),
+            "last_id": LAST_ID if self.before is None else UUID(int=max(self.before.int - 1, 0)),
+        }
+
+
 def listing(
-    *,
-    name: str | None,
-    state: str | None,
-    key: str | None,
-    parent: UUID | None,
-    roots: bool,
-    since: When | None = None,
-    until: When | None = None,
-    labels: Labels = NO_LABELS,
-    label_keys: Sequence[str] = (),
-    limit: int,
-    most: int | None = None,
+    query: WorkflowQuery, *, limit: int, most: int | None = None, oldest: UUID | None = None
 ) -> Statement[list[WorkflowRow]]:
-    """List the newest workflows, without their results. If `roots` is set, list only workflows without a parent.
+    """List the newest workflows that match, without their results. `oldest` is the lowest id that the list reads (None: no bound).
 
     Of the newest workflows, or of those that have not ended if only these can match, at most `most` are examined (None: all).
     """
-    earlier = moment_or_age(until)
+    until = moment_or_age(query.until)
     parameters = {
-        "name": name, "state": state, "key": key, "parent": parent, "roots": roots, "limit": limit, "until": earlier["since"],
-        "before_ms": earlier["within_ms"], "labels": encode_labels(labels), "label_keys": [*label_keys] or None, "most": most,
-        "is_live": state is not None and not WorkflowState(state).is_final,
-    } | moment_or_age(since)  # fmt: skip
+        "name": query.name, "state": query.state, "key": query.key, "roots": query.roots, "limit": limit, "until": until["since"],
+        "before_ms": until["within_ms"], "labels": encode_labels(query.labels), "label_keys": [*query.label_keys] or None, "most": most,
+    } | query.scope(oldest=oldest) | moment_or_age(query.since)  # fmt: skip
     return Statement("workflow/list_workflows", parameters, lambda found: [_workflow(row) for row in found])
+
+
+def last_examined(query: WorkflowQuery, *, most: int) -> Statement[UUID | None]:
+    """Return the id of the last workflow that a list examines, or None if it examines all. A list examines at most `most` of them."""
+    return Statement(
+        "workflow/find_last_examined",
+        query.scope() | {"most": most},
+        lambda found: found[0][0] if len(found) == 2 else None,
+    )
 
 
 def ends(ids: Iterable[UUID]) -> Statement[dict[UUID, WorkflowEnd]]:

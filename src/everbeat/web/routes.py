@@ -11,6 +11,7 @@ from msgspec import Struct
 from everbeat.web.page import PageResult, Visit
 from everbeat.web.pages import (
     audit,
+    backfills,
     basics,
     bulk,
     changes,
@@ -18,6 +19,7 @@ from everbeat.web.pages import (
     limits,
     pulse,
     queues,
+    reconciling,
     recoveries,
     schedules,
     sending,
@@ -98,6 +100,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     _action("/limits/set", limits.set_numbers, role=Role.ADMIN),
     _action("/limits/clear", limits.clear, role=Role.ADMIN),
     Route(path="/workflows", serve=workflows.show, role=Role.SEE),
+    Route(path="/workflows/reconcile", serve=reconciling.dry_run, role=Role.OPERATE),
+    _action("/workflows/reconcile", reconciling.reconcile),
     Route(path="/workflows/{id}", serve=workflows.show_one, role=Role.SEE),
     _action("/workflows/{id}/pause", workflows.pause),
     _action("/workflows/{id}/resume", workflows.resume),
@@ -107,6 +111,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     _action("/schedules/pause", schedules.pause),
     _action("/schedules/resume", schedules.resume),
     _action("/schedules/run", schedules.run),
+    Route(path="/schedules/backfill/count", serve=backfills.count, role=Role.OPERATE, method="POST"),
+    _action("/schedules/backfill", backfills.send),
     _action("/schedules/delete", schedules.delete, role=Role.ADMIN),
     Route(path="/schedules/{name:path}", serve=schedules.show_one, role=Role.SEE),
     Route(path="/inbox", serve=inbox.show, role=Role.SEE),

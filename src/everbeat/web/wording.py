@@ -110,6 +110,7 @@ class Mark(Struct, frozen=True):
 
 MARKS: Final[Mapping[str, Mark]] = {
     "PENDING": Mark("wait", "s-due", "due"),
+    "pending": Mark("wait", "s-due", "pending"),
     "CLAIMED": Mark("wait", "s-claimed", "claimed"),
     "RUNNING": Mark("run", "s-running", "running"),
     "COMPLETED": Mark("live", "s-done", "completed"),

@@ -11,9 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from everbeat.domain.drawing.picture import MOST_NAMED
-from everbeat.domain.labels import NO_LABELS, Labels, decode_labels
+from everbeat.domain.labels import decode_labels
 from everbeat.domain.settings.checks import one_of
-from everbeat.domain.settings.units import When
 from everbeat.domain.task.outcome import error_from_json
 from everbeat.domain.workflow.states import (
     EndedNode,
@@ -21,6 +20,7 @@ from everbeat.domain.workflow.states import (
     NodeState,
     StuckWorkflow,
     WorkflowInfo,
+    WorkflowPage,
     WorkflowRetry,
     WorkflowRetryPlan,
     WorkflowState,
@@ -79,37 +79,19 @@ def info(workflow_id: UUID) -> Plan[WorkflowInfo]:
     return _info(found[0])
 
 
-def listing(
-    *,
-    name: str | None,
-    state: WorkflowState | None,
-    key: str | None,
-    parent: UUID | None,
-    children: bool,
-    since: When | None,
-    until: When | None = None,
-    labels: Labels = NO_LABELS,
-    label_keys: Sequence[str] = (),
-    limit: int,
-    most: int | None = None,
-) -> Plan[list[WorkflowInfo]]:
-    """Return the latest workflows, newest first, without their results. At most `most` workflows are examined (None: all)."""
-    found = yield from ask(
-        store.listing(
-            name=name,
-            state=None if state is None else state.value,
-            key=key,
-            parent=parent,
-            roots=not children,
-            since=since,
-            until=until,
-            labels=labels,
-            label_keys=label_keys,
-            limit=limit,
-            most=most,
-        )
-    )
-    return [_info(row) for row in found]
+def listing(query: store.WorkflowQuery, *, limit: int, most: int | None = None) -> Plan[WorkflowPage]:
+    """Return the latest workflows, newest first, without their results. At most `most` workflows are examined (None: all).
+
+    If the page is not full because the search stopped early, the plan searches again down to a fixed id, as `examined_page` does.
+    """
+    found = yield from ask(store.listing(query, limit=limit, most=most))
+    if most is not None and len(found) < limit:
+        last = yield from ask(store.last_examined(query, most=most))
+        if last is not None:
+            found = yield from ask(store.listing(query, limit=limit, oldest=last))
+            if len(found) < limit:
+                return WorkflowPage(map(_info, found), examined=most, continue_before=last)
+    return WorkflowPage(map(_info, found))
 
 
 def nodes(workflow_id: UUID) -> Plan[list[NodeInfo]]:

@@ -125,6 +125,25 @@ class WorkflowInfo(Struct, frozen=True, kw_only=True):
         return sum(self.counts.values())
 
 
+class WorkflowPage(list[WorkflowInfo]):
+    """A list of workflows. If it is shorter than the limit because the search stopped early, `continue_before` is not None.
+
+    `examined` is then the number of the newest workflows that the search examined. To search the older ones, pass `continue_before`
+    as `before`.
+    """
+
+    def __init__(
+        self,
+        workflows: Iterable[WorkflowInfo] = (),
+        *,
+        examined: int | None = None,
+        continue_before: UUID | None = None,
+    ) -> None:
+        super().__init__(workflows)
+        self.examined = examined
+        self.continue_before = continue_before
+
+
 class StuckWorkflow(Struct, frozen=True, kw_only=True):
     """An overdue step of a workflow that reconciliation found and, except in a dry run, carried out.
 

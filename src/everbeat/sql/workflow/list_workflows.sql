@@ -1,6 +1,6 @@
 -- List the latest workflows, filtered by name, state, key, the task that started them, their labels, or the time of their last event. Only the
 -- filter by task has an index. The statement reads the primary key backwards until the page is full, or until it has examined `most` workflows
--- (null: all). Those that have not ended have their own index (workflows_live).
+-- (null: all). Those that have not ended have their own index (workflows_live). The next page begins below `last_id`.
 select
     w.id, w.name, w.key, w.state, w.on_error, w.node_count, w.output, w.parent_id, w.parent_node, w.parent_task_id, w.sent_at, w.paused_at, w.cancel_requested_at,
     w.ended_at, null::text as result, w.error::text as error, null::text as output_name,
@@ -11,8 +11,7 @@ select
     w.labels::text as labels
 from (
     select x.* from {schema}.workflows x
-    where (%(parent)s::uuid is null or x.parent_task_id = %(parent)s::uuid)
-      and (%(is_live)s::boolean is not true or x.state in ('RUNNING', 'PAUSED', 'CANCELLING'))
+    where {fragment/workflow_scope}
     order by x.id desc
     limit %(most)s
 ) w

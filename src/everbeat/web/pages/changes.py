@@ -18,7 +18,14 @@ from everbeat.web.refusals import RequestRefused
 _ALL: Final = frozenset(f"{verb.value}_all" for verb in BulkVerb)
 _OF_TASKS: Final = _ALL | {verb.value for verb in BulkVerb} | {"signal", "answer", "recover", "bury_workers"}
 _OF_WORKFLOWS: Final = frozenset(
-    {"pause_workflow", "resume_workflow", "cancel_workflow", "retry_workflow", "signal"}
+    {
+        "pause_workflow",
+        "resume_workflow",
+        "cancel_workflow",
+        "retry_workflow",
+        "reconcile_workflows",
+        "signal",
+    }
 )
 _OF_SCHEDULES: Final = frozenset(
     {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Final
+from uuid import UUID
 
 from msgspec import structs
 
@@ -35,6 +36,11 @@ async def show(visit: Visit) -> PageResult:
     return Page(
         template="inbox.html", title="Inbox", says=says, data=data, more=more, command="everbeat inbox"
     )
+
+
+def place_of(visit: Visit, task_id: UUID) -> str:
+    """Return the address at which the question of a task is the first of the list."""
+    return f"{visit.link('/inbox', after=str(UUID(int=max(task_id.int - 1, 0))))}#{task_id}"
 
 
 def _shown(visit: Visit, question: OpenQuestion) -> OpenQuestion:

@@ -23,6 +23,7 @@ from everbeat.web import wording
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.pages.charts import chart_content, charts_of, chosen_range, due_of
 from everbeat.web.past import read_past
+from everbeat.web.queue_rates import MINUTES, QueueRates, read_rates
 from everbeat.web.refusals import RequestRefused
 from everbeat.web.strip_drawing import sparkline
 from everbeat.web.vitals import counted_queues
@@ -57,14 +58,24 @@ async def show(visit: Visit) -> PageResult:
         pauses=("The pauses", app.alist_pauses(), None),
         workers=("The workers", app.alist_active_workers(limit=_MOST_WORKERS), None),
         limits=("The limits", _limits(app), None),
+        rates=("The rates", read_rates(visit), None),
     )
     queues, pauses, limits = found["queues"], found["pauses"], found["limits"]
     rows = _rows(queues or [], pauses or [], found["workers"])
     history = await _history(visit, [row.queue.name for row in rows[:_MOST_LINES]])
-    data = {"queues": queues, "pauses": pauses, "limits": limits, "charts": history["charts"]}
+    rates: dict[str, QueueRates] = found["rates"] or {}
+    data = {
+        "queues": queues,
+        "pauses": pauses,
+        "limits": limits,
+        "rates": None if found["rates"] is None else [*rates.values()],
+        "charts": history["charts"],
+    }
     more = {
         **history,
         "rows": rows,
+        "rate_of": rates,
+        "minutes": MINUTES,
         "everything": next((pause for pause in pauses or () if pause.kind == "all"), None),
         "task_pauses": [pause for pause in pauses or () if pause.kind == "task"],
         "most_places": _MOST_PLACES,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from itertools import islice
+from typing import Final
 
 from msgspec import Struct, structs
 
 from everbeat.client.database_access import database_of
+from everbeat.client.schedule_methods import next_ticks_of
 from everbeat.domain.hiding import HIDDEN
 from everbeat.domain.schedule.cron import zone_of
 from everbeat.domain.schedule.inspection import ScheduleInfo, TickInfo
@@ -18,7 +20,7 @@ from everbeat.errors import ConfigurationError
 from everbeat.errors.wording import amount
 from everbeat.store.plan import ask
 from everbeat.store.schedules import list_latest_ticks, list_live_runs
-from everbeat.web.filters import page_size
+from everbeat.web.filters import page_size, to_moment_or_age
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.reasons import lead_of, shown_reasons
 
@@ -44,9 +46,16 @@ async def show(visit: Visit) -> PageResult:
     schedules: list[ScheduleInfo] = found or []
     ticks = await visit.part("The ticks", _ticks_of(visit, schedules), {})
     shown = [_shown(visit, each) for each in schedules]
-    data = {"schedules": None if found is None else [structs.asdict(each) for each in shown]}
+    coming = {each.name: _coming(each) for each in schedules}
+    data = {
+        "schedules": None if found is None else [structs.asdict(each) for each in shown],
+        "next_ticks": None if found is None else coming,
+    }
     more = {
-        "rows": [(each, _timing(each), marks_of(ticks.get(each.name, ()))) for each in shown],
+        "rows": [
+            (each, _timing(each), marks_of(ticks.get(each.name, ())), coming[each.name], _is_late(each))
+            for each in shown
+        ],
         "older": schedules[-1].name if len(schedules) == limit else None,
     }
     says = _sentence(found, ticks)
@@ -58,6 +67,14 @@ async def show(visit: Visit) -> PageResult:
         more=more,
         command="everbeat schedules",
     )
+
+
+def _coming(found: ScheduleInfo) -> list[datetime]:
+    """Return the next ticks of a schedule, or none if its rule cannot be read."""
+    try:
+        return list(islice(next_ticks_of(found), _NEXT))
+    except ConfigurationError:  # the stored rule is unreadable, or this machine does not know its time zone
+        return []
 
 
 async def _ticks_of(visit: Visit, schedules: Sequence[ScheduleInfo]) -> dict[str, list[TickInfo]]:
@@ -92,6 +109,11 @@ def _timing(found: ScheduleInfo) -> str:
     return "unreadable" if found.rule is None else describe(found.rule.timing)
 
 
+def _is_late(found: ScheduleInfo) -> bool:
+    """Return whether a tick is due for more than a minute and no scheduler has decided it."""
+    return found.state == "ACTIVE" and found.next_at is not None and found.next_at < found.at - _LATE
+
+
 def _sentence(found: Sequence[ScheduleInfo] | None, ticks: dict[str, list[TickInfo]]) -> str:
     if found is None:
         return "The schedules could not be read"
@@ -101,12 +123,7 @@ def _sentence(found: Sequence[ScheduleInfo] | None, ticks: dict[str, list[TickIn
     worst, count = missed.most_common(1)[0] if missed else ("", 0)
     if count:
         return f"{worst} missed {amount(count, 'tick')} of its last {len(ticks[worst])}"
-    late = [
-        each.name
-        for each in found
-        if each.state == "ACTIVE" and each.next_at is not None and each.next_at < each.at - _LATE
-    ]
-    if late:
+    if late := [each.name for each in found if _is_late(each)]:
         return f"{late[0]} is late: no scheduler has decided its tick"
     paused = sum(each.state == "PAUSED" for each in found)
     rest = f", and {paused} {'is' if paused == 1 else 'are'} paused" if paused else ""
@@ -128,10 +145,9 @@ async def show_one(visit: Visit) -> PageResult:
     parts = await visit.parts(
         ticks=("The ticks", app.alist_ticks(name, limit=_MARKS), None),
         runs=("The live runs", database_of(app).arun(ask(list_live_runs(name, limit=_MOST_RUNS))), None),
-        upcoming=("The next ticks", _upcoming(visit, name), []),
         explanation=("The reasons", app.aexplain_schedule(name), None),
     )
-    hides = visit.hiding.touches(found.task)
+    hides, coming = visit.hiding.touches(found.task), _coming(found)
     explanation = parts["explanation"]
     reasons = () if explanation is None else shown_reasons(explanation.reasons, hides=hides)
     shown = _shown(visit, found)
@@ -143,15 +159,16 @@ async def show_one(visit: Visit) -> PageResult:
         "explanation": None if explanation is None else structs.replace(explanation, reasons=reasons),
         "runs_live": parts["runs"],
         "ticks": ticks,
-        "next_ticks": parts["upcoming"],
+        "next_ticks": coming,
     }
-    zone = "UTC" if found.rule is None else found.rule.timing.timezone
+    zone = zone_name(found)
     more = {
         "info": shown,
         "timing": _timing(found),
         "marks": marks_of(ticks or ()),
         "reasons": reasons,
-        "local": [(tick, _in_zone(tick, zone)) for tick in parts["upcoming"]],
+        "coming": coming,
+        "local": [(tick, in_zone(tick, zone)) for tick in coming],
         "zone": zone,
         "hidden": HIDDEN,
     }
@@ -167,21 +184,21 @@ async def show_one(visit: Visit) -> PageResult:
     )
 
 
-async def _upcoming(visit: Visit, name: str) -> list[datetime]:
-    try:
-        return await visit.app.anext_ticks(name, _NEXT)
-    except ConfigurationError:  # the stored rule is unreadable, or this machine does not know its time zone
-        return []
+def zone_name(found: ScheduleInfo) -> str:
+    """Return the time zone of a schedule, which is UTC if its rule is unreadable."""
+    return "UTC" if found.rule is None else found.rule.timing.timezone
 
 
-def _in_zone(tick: datetime, zone: str) -> str:
+def in_zone(tick: datetime, zone: str) -> str:
+    """Return a tick in the time zone of its schedule."""
     return f"{tick.astimezone(zone_of(zone)):%a %Y-%m-%d %H:%M:%S %Z}"
 
 
 async def pause(visit: Visit) -> PageResult:
     """Stop a schedule from sending tasks until it is resumed. Raises UnknownName."""
     name = visit.form.require("name")
-    until: Any = visit.form.get("until")
+    text = visit.form.get("until")
+    until = None if text is None else to_moment_or_age(text, subject="until")
     found = await visit.app.apause_schedule(name, reason=visit.form.get("reason"), until=until)
     return _done(visit, found, f"The schedule {name} is paused.")
 

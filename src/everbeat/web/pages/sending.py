@@ -9,14 +9,14 @@ import msgspec
 from msgspec import Struct
 
 from everbeat.client.database_access import database_of
-from everbeat.domain.bulk_actions import Operator
 from everbeat.domain.documents import plain_value
 from everbeat.domain.inspection import TaskInfo
 from everbeat.errors.wording import amount, visible
-from everbeat.store import audit, rows
+from everbeat.store import rows
 from everbeat.store.plan import ask
 from everbeat.store.streams import list_items
 from everbeat.web.filters import to_uuid
+from everbeat.web.noting import noted
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.refusals import RequestRefused
 
@@ -80,11 +80,9 @@ async def send_again(visit: Visit) -> PageResult:
             400, "WRONG_FORM", "The arguments are not JSON, so nothing was sent.", fix='write {"order": 7}.'
         ) from None
     handle = await visit.app.asend_by_name(task.name, arguments, queue=task.queue, priority=task.priority)
-    operator = Operator(visit.user.name[:200], "web")
-    noted = audit.record(
-        operator, "send", target=str(handle.id), affected=1, note=f"again, after {task.id}", call=handle.id
+    await noted(
+        visit, "send", target=str(handle.id), affected=1, note=f"again, after {task.id}", call=handle.id
     )
-    await database_of(visit.app).arun(ask(noted))
     return ActionDone(
         goto=visit.link(f"/tasks/{handle.id}"),
         says="The task is sent again. This is the new task.",

@@ -2,68 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 
 from everbeat.client.captured_logs import read_logs
 from everbeat.client.database_access import database_of
+from everbeat.domain.bulk_actions import BulkVerb
 from everbeat.domain.documents import task_document
 from everbeat.domain.explain.reasons import Explanation
-from everbeat.domain.inspection import CancelVerdict, HeartbeatInfo, TaskInfo
+from everbeat.domain.inspection import CancelVerdict, TaskInfo
 from everbeat.domain.task.captured_log import CapturedLog
 from everbeat.domain.task.questions import is_answer
 from everbeat.domain.task.states import TASK_TERMINAL_STATES, TaskState
 from everbeat.store.plan import ask
 from everbeat.store.recorded import list_steps, read_checkpoint
+from everbeat.web.attempt_lanes import events_of, lanes_of
 from everbeat.web.filters import to_uuid
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
+from everbeat.web.pages.inbox import place_of
 from everbeat.web.pages.sending import again_of
-from everbeat.web.pages.tasks import look_of
+from everbeat.web.pages.tasks import VERB_ROLES, look_of
 from everbeat.web.reasons import lead_of, shown_reasons
 from everbeat.web.refusals import RequestRefused
 
 _MOST_BEATS: Final = 200
-_LONGEST_LANES: Final = 50
 _MOST_LOGS: Final = 3
 _MOST_LINES: Final = 200
 """The page shows this many lines of each log. The command line shows all of them."""
-_TONES: Final = {
-    "COMPLETED": "live",
-    "RUNNING": "run",
-    "CLAIMED": "wait",
-    "SUSPENDED": "sleep",
-    "RELEASED": "wait",
-    "CANCELLED": "wait",
-}
-
-
-class AttemptLane(Struct, frozen=True, kw_only=True):
-    """One attempt on the common time axis. `left`, `width` and `beats` are percentages of the axis."""
-
-    number: int
-    worker_id: str
-    outcome: str
-    tone: str
-    started_at: datetime
-    seconds: float
-    left: float
-    width: float
-    beats: Sequence[float]
-    code: str | None
-    message: str
-    is_open: bool
-
-
-class AxisMark(Struct, frozen=True):
-    """A moment on the axis, as a percentage and as a time."""
-
-    left: float
-    at: datetime
 
 
 async def show(visit: Visit) -> PageResult:
@@ -105,12 +73,13 @@ async def show(visit: Visit) -> PageResult:
         "logs": [_shown_log(visit, task.name, each) for each in found["logs"]],
         "heartbeats": found["beats"],
     }
-    lanes, marks = lanes_of(shown, found["beats"], now=visit.now)
+    lanes, marks = lanes_of(shown, found["beats"], found["steps"] or (), now=visit.now)
     more = {
         "info": shown,
         "look": look_of(shown, now=visit.now),
         "lanes": lanes,
         "marks": marks,
+        "events": events_of(lanes),
         "can_retry": task.state in TASK_TERMINAL_STATES
         and task.state is not TaskState.COMPLETED
         and task.workflow_id is None,
@@ -118,7 +87,8 @@ async def show(visit: Visit) -> PageResult:
         "can_run_now": task.state is TaskState.PENDING
         and task.waits_for is None
         and task.enqueued_at > visit.now,
-        "is_asking": is_answer(task.waits_for),
+        "can_move": task.state is TaskState.PENDING and visit.may(VERB_ROLES[BulkVerb.MOVE]),
+        "answer_at": place_of(visit, task.id) if is_answer(task.waits_for) else None,
         "again": again_of(visit, task),
     }
     return Page(
@@ -179,61 +149,6 @@ def _decoded(text: str, *, is_cut: bool) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return text
-
-
-def lanes_of(
-    task: TaskInfo, beats: Sequence[HeartbeatInfo], *, now: datetime
-) -> tuple[list[AttemptLane], list[AxisMark]]:
-    """Return the attempts on one time axis, which begins with the first of them and ends with the last, or now."""
-    ended = task.attempts[-_LONGEST_LANES:]
-    begins = [each.started_at for each in ended]
-    ends = [each.ended_at for each in ended]
-    open_since = task.started_at or task.claimed_at if task.claimed else None
-    if open_since is not None:
-        begins.append(open_since)
-        ends.append(max(now, open_since))
-    if not begins:
-        return [], []
-    first, last = min(begins), max(ends)
-    whole = max((last - first).total_seconds(), 0.001)
-
-    def place(moment: datetime) -> float:
-        return round(min(max((moment - first).total_seconds() / whole, 0.0), 1.0) * 92 + 2, 2)
-
-    def lane(began: datetime, over: datetime, **more: Any) -> AttemptLane:
-        ticks = [place(beat.sent_at) for beat in beats if began <= beat.sent_at <= over]
-        width = round(max(place(over) - place(began), 0.4), 2)
-        return AttemptLane(
-            started_at=began,
-            seconds=(over - began).total_seconds(),
-            left=place(began),
-            width=width,
-            beats=ticks,
-            **more,
-        )
-
-    lanes = [
-        lane(
-            each.started_at, each.ended_at, number=each.attempt, worker_id=each.worker_id, outcome=each.outcome,
-            tone=_TONES.get(each.outcome, "dead"), code=None if each.error is None else each.error.code,
-            message="" if each.error is None else each.error.message, is_open=False,
-        )
-        for each in ended
-    ]  # fmt: skip
-    if open_since is not None:
-        lanes.append(
-            lane(
-                open_since, max(now, open_since), number=task.attempt, worker_id=task.claimed_by_worker_id or "unknown",
-                outcome=task.state.value, tone=_TONES[task.state.value], code=None, message="", is_open=True,
-            )
-        )  # fmt: skip
-    marks = [
-        AxisMark(
-            place(first + timedelta(seconds=whole * part / 4)), first + timedelta(seconds=whole * part / 4)
-        )
-        for part in range(5)
-    ]
-    return lanes, marks
 
 
 def _id(visit: Visit) -> UUID:

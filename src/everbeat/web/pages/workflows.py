@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Final
 
 from markupsafe import Markup
-from msgspec import Struct, structs
+from msgspec import structs
 
 from everbeat.client.database_access import database_of
 from everbeat.client.inspection import workflow_page
@@ -17,29 +16,27 @@ from everbeat.domain.documents import listed_workflow_document, workflow_documen
 from everbeat.domain.drawing.diagrams import svg
 from everbeat.domain.drawing.picture import picture, tally
 from everbeat.domain.explain.reasons import WorkflowExplanation
-from everbeat.domain.workflow.states import NodeInfo, WorkflowInfo, WorkflowState
+from everbeat.domain.workflow.states import NodeInfo, WorkflowInfo, WorkflowPage, WorkflowState
 from everbeat.errors.wording import amount
 from everbeat.web.filters import MOST_EXAMINED, ListFilters, page_size, to_uuid
 from everbeat.web.hiding import blanked, concealed
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
+from everbeat.web.pages.inbox import place_of
 from everbeat.web.reasons import lead_of, shown_reasons
 from everbeat.web.refusals import RequestRefused
+from everbeat.web.waterfall import answers_of, waterfall_of
 
 _MOST_LANES: Final = 60
 _MOST_BOXES: Final = 120
+_MOST_ANSWERS: Final = 3
 _TABS: Final = ("", *WorkflowState)
-_TONES: Final = {
-    "COMPLETED": "live",
-    "RUNNING": "run",
-    "ENQUEUED": "wait",
-    "FAILED": "dead",
-    "EXPIRED": "late",
-}
+_GIVEN: Final = ("name", "key", "parent", "label", "since", "until")
+"""The filters that the links of the list keep."""
 
 
 async def show(visit: Visit) -> PageResult:
     """Return the latest workflows that match the parameters of the address."""
-    limit, state = page_size(visit.query), visit.query.get("state")
+    limit, state, before = page_size(visit.query), visit.query.get("state"), visit.query.get("before")
     if state is not None and state not in set(WorkflowState):
         fix = f"use one of {', '.join(WorkflowState)}."
         raise RequestRefused(400, "UNKNOWN_CHOICE", "There is no such state of a workflow.", fix=fix)
@@ -49,21 +46,25 @@ async def show(visit: Visit) -> PageResult:
         for name in ("name", "key", "parent", "since", "until", "labels")
         if given.get(name)
     }
-    plan = workflow_page(limit=limit, most=MOST_EXAMINED, state=state, **filters)
+    plan = workflow_page(before=before, limit=limit, most=MOST_EXAMINED, state=state, **filters)
     listing = database_of(visit.app).arun(plan)
-    found = await visit.part("The workflows", listing, None)
+    found: WorkflowPage | None = await visit.part("The workflows", listing, None)
     shown = [_shown(each, hides=visit.hiding.has_rules) for each in found or ()]
-    data = {"workflows": None if found is None else [listed_workflow_document(each) for each in shown]}
+    data = {
+        "workflows": None if found is None else [listed_workflow_document(each) for each in shown],
+        "examined": None if found is None else found.examined,
+        "continue_before": None if found is None else found.continue_before,
+    }
     more = {
         "rows": [(each, tally(each.counts)) for each in shown],
         "tabs": _TABS,
         "chosen_state": state or "",
-        "given": {name: visit.query.get(name) for name in ("name", "key", "label", "since")},
-        "is_full": len(shown) == limit,
-        "limit": limit,
-        "examined": MOST_EXAMINED if (filters or state) and len(shown) < limit else None,
+        "given": {name: visit.query.all(name) for name in _GIVEN},
+        "older": _older(found, limit),
+        "limit": None if visit.query.get("limit") is None else limit,
+        "is_first": before is None,
     }
-    says = _sentence(found, filtered=bool(filters or state), limit=limit)
+    says = _sentence(found, filtered=bool(filters or state), limit=limit, is_first=before is None)
     return Page(
         template="workflows.html",
         title="Workflows",
@@ -74,36 +75,43 @@ async def show(visit: Visit) -> PageResult:
     )
 
 
+def _older(found: WorkflowPage | None, limit: int) -> str | None:
+    """Return the parameter `before` of the next page, or None on the last one."""
+    if found is None:
+        return None
+    last = found[-1].id if len(found) == limit else found.continue_before
+    return None if last is None else str(last)
+
+
 def _shown(info: WorkflowInfo, *, hides: bool) -> WorkflowInfo:
     """Return a workflow, without its error and result if they are hidden. Both come from a node, whose task can have a rule."""
     return structs.replace(info, error=concealed(info.error), result=blanked(info.result)) if hides else info
 
 
-def _sentence(found: Sequence[WorkflowInfo] | None, *, filtered: bool, limit: int) -> str:
+def _sentence(found: WorkflowPage | None, *, filtered: bool, limit: int, is_first: bool) -> str:
     if found is None:
         return "The workflows could not be read"
     if not found:
-        return "No workflows match" if filtered else "No workflows"
+        examined = (
+            ""
+            if found.examined is None
+            else f" among the {found.examined:,} {'newest' if is_first else 'next'}"
+        )
+        return f"No {'' if is_first else 'older '}workflows{' match' if filtered else ''}{examined}"
     counts = Counter(each.state for each in found)
-    latest = f"the {limit} latest workflows" if len(found) == limit else amount(len(found), "workflow")
+    if not is_first:
+        latest = (
+            f"these {amount(len(found), 'older workflow')}" if len(found) > 1 else "the only older workflow"
+        )
+    else:
+        latest = f"the {limit} latest workflows" if len(found) == limit else amount(len(found), "workflow")
     if failed := counts[WorkflowState.FAILED]:
         return f"{failed:,} of {latest} failed"
     if going := sum(count for state, count in counts.items() if not state.is_final):
         return f"{going:,} of {latest} {'is' if going == 1 else 'are'} going on, and none failed"
-    return f"None of {latest} failed" if len(found) > 1 else "The only workflow has ended well"
-
-
-class NodeLane(Struct, frozen=True, kw_only=True):
-    """A node on the common time axis, in percent."""
-
-    name: str
-    task_id: str | None
-    kind: str
-    state: str
-    tone: str
-    left: float
-    width: float
-    seconds: float
+    if len(found) > 1:
+        return f"None of {latest} failed"
+    return f"The only {'' if is_first else 'older '}workflow has ended well"
 
 
 async def show_one(visit: Visit) -> PageResult:
@@ -138,13 +146,20 @@ async def show_one(visit: Visit) -> PageResult:
         "nodes": None if nodes is None else shown_nodes,
         "explanation": None if explanation is None else structs.replace(explanation, reasons=reasons),
     }
-    lanes = lanes_of(shown_nodes, since=info.sent_at, now=visit.now, ended_at=info.ended_at)
+    waterfall = waterfall_of(shown_nodes, since=info.sent_at, now=visit.now, ended_at=info.ended_at)
     more = {
         "info": shown,
         "reasons": reasons,
         "graph": _graph(visit, shown, shown_nodes),
-        "lanes": lanes[:_MOST_LANES],
-        "left_out": max(len(lanes) - _MOST_LANES, 0),
+        "lanes": waterfall.lanes[:_MOST_LANES],
+        "ticks": waterfall.ticks,
+        "left_out": max(len(waterfall.lanes) - _MOST_LANES, 0),
+        "addresses": _addresses(visit, shown_nodes),
+        "answers": [
+            (node.name, place_of(visit, node.task_id))
+            for node in answers_of(shown_nodes)[:_MOST_ANSWERS]
+            if node.task_id is not None
+        ],
         "tally": tally(info.counts),
         "is_over": info.state.is_final,
         "can_retry": info.state in (WorkflowState.FAILED, WorkflowState.CANCELLED),
@@ -164,6 +179,16 @@ async def show_one(visit: Visit) -> PageResult:
     )
 
 
+def _addresses(visit: Visit, nodes: Sequence[NodeInfo]) -> dict[str, str]:
+    """Return the address of the task or the child workflow of each node that has one."""
+    places = {
+        node.name: f"/{'workflows' if node.kind == 'workflow' else 'tasks'}/{node.task_id}"
+        for node in nodes
+        if node.task_id is not None
+    }
+    return {name: visit.link(path) for name, path in places.items()}
+
+
 def _graph(visit: Visit, info: WorkflowInfo, nodes: Sequence[NodeInfo]) -> Markup | None:
     """Return the drawing. It escapes all texts itself."""
     if not nodes:
@@ -176,33 +201,6 @@ def _graph(visit: Visit, info: WorkflowInfo, nodes: Sequence[NodeInfo]) -> Marku
     }
     title = f"workflow {info.name}: {info.state}, {amount(len(drawn.boxes), 'box', plural='boxes')}"
     return Markup(svg(drawn, title=title, links=links, is_styled=False))
-
-
-def lanes_of(
-    nodes: Sequence[NodeInfo], *, since: datetime, now: datetime, ended_at: datetime | None
-) -> list[NodeLane]:
-    """Return the nodes that have begun on one time axis, in the order of their beginning. Members of maps are left out."""
-    last = ended_at or now
-    whole = max((last - since).total_seconds(), 0.001)
-    begun = [(node.started_at or node.enqueued_at, node) for node in nodes if node.member_of is None]
-
-    def place(moment: datetime) -> float:
-        return round(min(max((moment - since).total_seconds() / whole, 0.0), 1.0) * 96 + 2, 2)
-
-    lanes = []
-    for began, node in sorted(
-        [(began, node) for began, node in begun if began is not None],
-        key=lambda each: (each[0], each[1].name),
-    ):
-        over = node.ended_at or last
-        lanes.append(
-            NodeLane(
-                name=node.name, task_id=None if node.task_id is None else str(node.task_id), kind=node.kind,
-                state=node.state.value, tone=_TONES.get(node.state.value, "wait"), left=place(began),
-                width=round(max(place(over) - place(began), 0.5), 2), seconds=(over - began).total_seconds(),
-            )
-        )  # fmt: skip
-    return lanes
 
 
 async def pause(visit: Visit) -> PageResult:
