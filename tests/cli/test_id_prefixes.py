@@ -44,6 +44,7 @@ PLACES: dict[tuple[str, ...], list[str]] = {
     ("logs", "task_id"): ["logs", "{task}"],
     ("tasks", "signal", "target"): ["tasks", "signal", "{workflow}", "approved"],
     ("workflows", "list", "--parent"): ["workflows", "list", "--parent", "{task}"],
+    ("workflows", "list", "--before"): ["workflows", "list", "--before", "{workflow}"],
     ("workflows", "show", "workflow_id"): ["workflows", "show", "{workflow}"],
     ("workflows", "pause", "workflow_ids"): ["workflows", "pause", "{workflow}"],
     ("workflows", "resume", "workflow_ids"): ["workflows", "resume", "{workflow}"],

@@ -53,6 +53,12 @@ async def test_an_operator_quiets_and_resumes_a_tree(db: StoreHarness, new_visit
     assert db.table("supervisors", "quiet_since is null") == [(True,)]
 
 
+def fall_silent(db: StoreHarness) -> None:
+    """Let the last heartbeat of all trees be old."""
+    silent = "update {schema}.supervisors set last_beat_at = now() - interval '2 minutes'"
+    db.connection.execute(db.plain(silent))
+
+
 async def test_an_admin_releases_a_tree_and_its_task_is_recovered(
     db: StoreHarness, new_visitor: NewVisitor
 ) -> None:
@@ -61,9 +67,7 @@ async def test_an_admin_releases_a_tree_and_its_task_is_recovered(
     refused = await visitor.post("/workers/s1/release")
     assert (refused.status_code, "The tree beats, so nothing was released" in refused.text) == (409, True)
     assert db.row(held.id, "state") == "RUNNING"
-    db.connection.execute(
-        db.plain("update {schema}.supervisors set last_beat_at = now() - interval '2 minutes'")
-    )
+    fall_silent(db)
     assert "1 task recovered" in await new_visitor("admin").act("/workers/s1/release")
     assert db.row(held.id, "state") in ("PENDING", "FAILED")
     found = await new_visitor("read").json("/recoveries")
@@ -111,6 +115,7 @@ async def test_a_death_certificate_shows_the_last_progress_in_words(
     held = db.running("w1")
     progress = b'{"stage": "pages", "fraction": 0.085, "message": "page 34"}'
     assert db.run(leases.record_progress(held.id, held.claim_id, progress))
+    fall_silent(db)
     await new_visitor("admin").act("/workers/s1/release")
     page = (await new_visitor("read").get("/recoveries")).text
     assert "<dt>Last progress</dt><dd>pages 8% page 34</dd>" in page

@@ -407,7 +407,11 @@ def _worker_states(worker_id: str | None, limit: int) -> Plan[list[WorkerStateIn
 def _workflows(
     *, before: UUID | str | None, limit: int, **filters: Unpack[WorkflowFilters]
 ) -> Plan[list[WorkflowInfo]]:
-    return [*(yield from workflow_page(before=before, limit=limit, most=None, **filters))]
+    return _listed(workflow_page(before=before, limit=limit, most=None, **filters))  # checks the filters now
+
+
+def _listed(page: Plan[WorkflowPage]) -> Plan[list[WorkflowInfo]]:
+    return [*(yield from page)]
 
 
 def workflow_page(
