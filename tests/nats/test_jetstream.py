@@ -194,8 +194,11 @@ async def test_a_frozen_nats_server_and_its_return_are_noticed(nats_server: Nats
         await run.expect_up(times=2)
         await run.published(second)
         await consumer.expect(2)
-        # The lost acknowledgement was repeated: only the second message is left.
-        assert [each.times for each in consumer.deliveries] == [1, 1]
+        # The lost acknowledgement was repeated: only the second message is left. The thawed server might have sent it to the old
+        # connection, too.
+        first, *others = consumer.deliveries
+        assert first.times == 1
+        assert all(each.message == second for each in others)
         assert (await nats_server.counters(run.plan.stream)).messages == 1
 
 

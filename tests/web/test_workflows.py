@@ -215,7 +215,7 @@ async def test_a_backfill_is_counted_confirmed_and_noted(app: App, new_visitor: 
     assert await app.alist_tasks() == []
     assert "Sent 12 ticks." in await visitor.act("/schedules/backfill", **form)
     assert len(await app.alist_tasks()) == 12
-    again = await visitor.post("/schedules/backfill", **form)
+    again = await new_visitor("operate").post("/schedules/backfill", **form)
     assert (again.status_code, "count them again" in again.text) == (409, True), "another operator sent them"
     assert len(await app.alist_tasks()) == 12
     page = (await visitor.post(path, **given)).text
@@ -310,7 +310,7 @@ async def test_overdue_steps_are_shown_first_and_carried_out_on_request(
     )
     assert "Carried out 1 step." in await visitor.act("/workflows/reconcile")
     assert [each.state for each in await handle.anodes()] == ["COMPLETED", "ENQUEUED"]
-    assert "Carried out 0 steps." in await visitor.act("/workflows/reconcile")
+    assert "Carried out 0 steps." in await new_visitor("operate").act("/workflows/reconcile")
     (entry,) = await app.aaudit_log()
     assert (entry.action, entry.actor, entry.origin, entry.target, entry.affected) == (
         "reconcile_workflows", "operate-user", "web", str(handle.id), 1,
