@@ -82,6 +82,8 @@ def test_a_stopped_worker_is_buried_after_its_code_was_settled(
     tree = scenario.ready_tree(program="deploys", worker={"grace": 1})
     handle = deploys.TASKS["thread", "stop_fail"].send("never")
     scenario.until(scenario.started(handle.id), within=20, what="it runs", tree=tree)
+    # The statement that records it would wait for the lock, and the outcome for this statement.
+    scenario.until(lambda: scenario.workers(tree)[0]["listens"], within=20, what="it listens", tree=tree)
     with psycopg.connect(scenario.url) as other:
         other.execute(f'select from "{scenario.schema}".workers for update')
         tree.process.terminate()
