@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
+from psycopg import Connection, sql
 from psycopg.conninfo import make_conninfo
 
 from everbeat.maintenance.cleanup import (
@@ -88,12 +91,23 @@ def is_locked(db: StoreHarness) -> bool:
     return db.connection.execute(db.plain(free)).fetchone() is None
 
 
-async def test_a_session_whose_answer_stays_unread_is_ended_after_several_checks(
-    observer: ManualObserver, db: StoreHarness
+@pytest.mark.parametrize(
+    ("halted_by", "checks", "event"),
+    [
+        pytest.param(unread_by, CHECKS, AnswersUnread, id="unread answer"),
+        pytest.param(partly_sent_by, CHECKS_OF_REQUEST, RequestsPartial, id="part of a request"),
+    ],
+)
+async def test_a_session_whose_process_does_not_continue_is_ended_after_several_checks(
+    observer: ManualObserver,
+    db: StoreHarness,
+    halted_by: Callable[[Connection[Any], StoreHarness], AbstractContextManager[None]],
+    checks: int,
+    event: type[AnswersUnread | RequestsPartial],
 ) -> None:  # J14
     service = leftovers(observer)
-    with session_of(db.target, "s1") as session, unread_by(session, db):
-        for _ in range(CHECKS - 1):
+    with session_of(db.target, "s1") as session, halted_by(session, db):
+        for _ in range(checks - 1):
             assert await service.tick() == RECHECK_S
             assert is_locked(db)
         await service.tick()
@@ -101,29 +115,11 @@ async def test_a_session_whose_answer_stays_unread_is_ended_after_several_checks
         while is_locked(db):
             assert time.monotonic() < give_up_at
         assert await service.tick() is None
-    (told,) = observer.told(AnswersUnread)
-    assert isinstance(told, AnswersUnread)
+    (told,) = observer.told(event)
+    assert isinstance(told, event)
     assert told.sessions == ("everbeat-s1 worker 1.1",)
-    assert observer.told(SessionsEnded) == observer.told(SessionsLeft) == []
-
-
-async def test_a_session_with_a_part_of_a_request_is_ended_after_a_minute_of_checks(
-    observer: ManualObserver, db: StoreHarness
-) -> None:
-    service = leftovers(observer)
-    with session_of(db.target, "s1") as session, partly_sent_by(session, db):
-        for _ in range(CHECKS_OF_REQUEST - 1):
-            assert await service.tick() == RECHECK_S
-        assert is_locked(db)
-        await service.tick()
-        give_up_at = time.monotonic() + 30
-        while is_locked(db):
-            assert time.monotonic() < give_up_at
-        assert await service.tick() is None
-    (told,) = observer.told(RequestsPartial)
-    assert isinstance(told, RequestsPartial)
-    assert told.sessions == ("everbeat-s1 worker 1.1",)
-    assert observer.told(AnswersUnread) == observer.told(SessionsEnded) == []
+    for other in {AnswersUnread, RequestsPartial, SessionsEnded, SessionsLeft} - {event}:
+        assert observer.told(other) == []
 
 
 async def test_a_session_that_reads_one_answer_after_another_is_not_ended(

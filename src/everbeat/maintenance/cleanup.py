@@ -381,12 +381,10 @@ class SessionsLeft(Event, frozen=True, kw_only=True):
 class HaltedSessions:
     """Counts the consecutive checks that found the same unread reply, or the same partial request, in each session."""
 
-    has_suspects: bool
-    """Whether more checks are needed to determine whether a session's process continues."""
-
     def __init__(self) -> None:
         self._checks: dict[tuple[int, datetime | None], int] = {}
         self.has_suspects = False
+        """Whether more checks are needed to determine whether a session's process continues."""
 
     def see(self, found: Iterable[RemainingSession]) -> list[RemainingSession]:
         """Record the sessions found by one check. Return the sessions that have been found in enough consecutive checks."""
