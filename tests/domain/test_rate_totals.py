@@ -16,10 +16,10 @@ def started(counts: Sequence[RateCounts]) -> dict[tuple[str, str], int]:
 
 def test_totals_contain_what_waits_what_is_in_hand_and_what_was_dropped() -> None:
     counter, book = RateCounter(), RateBook()
-    counter.started("mail", "welcome", wait_s=0.1)
+    counter.waits("mail", "welcome").append(0.1)
     assert started(book.totals(counter.waiting())) == {("mail", "welcome"): 1}
     taken = counter.take()
-    counter.started("mail", "welcome", wait_s=0.1)
+    counter.waits("mail", "welcome").append(0.1)
     assert started(book.totals(taken, counter.waiting())) == {("mail", "welcome"): 2}
     book.add(MINUTE, taken)
     book.add(MINUTE + timedelta(minutes=1), counter.take())
@@ -33,7 +33,7 @@ def test_totals_contain_what_waits_what_is_in_hand_and_what_was_dropped() -> Non
 def test_totals_join_names_beyond_the_limit() -> None:
     counter, book = RateCounter(), RateBook(most_names=2)
     for name in ("a", "b", "c", "d"):
-        counter.started("mail", name, wait_s=0.1)
+        counter.waits("mail", name).append(0.1)
     waiting = book.totals(counter.waiting())
     assert started(waiting) == {("mail", "a"): 1, ("mail", "b"): 1, ("mail", OTHER_NAME): 2}
     book.add(MINUTE, counter.take())

@@ -15,14 +15,14 @@ LATER = AT + timedelta(minutes=1)
 def counted(queue: str = "default", name: str = "work", *, times: int = 1) -> list[RateCounts]:
     counter = RateCounter()
     for _ in range(times):
-        counter.started(queue, name, wait_s=0.3)
-        counter.ended(queue, name, "completed", run_s=4.0)
+        counter.waits(queue, name).append(0.3)
+        counter.runs(queue, name).append(4.0)
     return counter.take()
 
 
 def test_a_counter_returns_each_count_once() -> None:
     counter = RateCounter()
-    counter.started("default", "work", wait_s=-1.0)
+    counter.waits("default", "work").append(-1.0)
     counter.ended("default", "work", "retried", run_s=90_000.0)
     counter.ended("default", "work", "crashed")
     counter.expired("default", "work")

@@ -64,9 +64,8 @@ def counted(db: StoreHarness) -> list[RateBucket]:
 
 def start(environment: RecoveryEnvironment, *, times: int = 1, **names: Any) -> None:
     for _ in range(times):
-        environment.rates.started(
-            names.get("queue", "default"), names.get("name", "work"), wait_s=names.get("wait_s", 0.1)
-        )
+        waits = environment.rates.waits(names.get("queue", "default"), names.get("name", "work"))
+        waits.append(names.get("wait_s", 0.1))
 
 
 async def test_a_tree_in_which_nothing_happens_sends_no_statement(observer: ManualObserver) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
@@ -28,6 +28,7 @@ SUMS_SETTLE_S: Final = {43_200: 49 * 3_600}
 """How many seconds after its end a span is summed, if that is not `LEAST_SETTLE_S`. The minutes of half a day are added up to hours first."""
 LEAST_SETTLE_S: Final = 600
 """Supervisors write a minute for at most five minutes."""
+_MOST_UNCOUNTED: Final = 1_000
 AttemptResult: TypeAlias = Literal[
     "completed", "failed", "retried", "cancelled", "suspended", "released", "crashed", "lost"
 ]
@@ -127,20 +128,37 @@ class EventCounts(Struct, array_like=True):
 class RateCounter:
     """Counts the events of attempts in one process, and in `events` other events, until they are taken. Not thread-safe.
 
-    `started` and `ended` are called for each attempt, so they do as little as possible.
+    Each attempt costs a process that drains short tasks as little as possible: its durations are put into lists, and the numbers of
+    attempts and the classes of their durations are found for many attempts at once.
     """
 
     def __init__(self) -> None:
         self.events = EventCounts()
         self._counts: dict[tuple[str, str], RateCounts] = {}
+        self._waits: dict[tuple[str, str], list[float]] = {}
+        self._runs: dict[tuple[str, str], list[float]] = {}
 
-    def started(self, queue: str, name: str, wait_s: float) -> None:
-        """Count an attempt whose code begins `wait_s` seconds after its task was due."""
-        counts = self._counts.get((queue, name)) or self._new(queue, name)
-        counts.started += 1
-        if wait_s > 0.0:
-            counts.wait_s += wait_s
-        counts.waits[bisect_left(CLASS_BOUNDS_S, wait_s)] += 1
+    def waits(self, queue: str, name: str) -> list[float]:
+        """Return the list that takes a number for each attempt whose code begins: for how many seconds its task was due.
+
+        Append to it at once. After the next call of another method, the list might have been counted already.
+        """
+        if (waits := self._waits.get((queue, name))) is None:
+            waits = self._waits[queue, name] = []
+        elif len(waits) >= _MOST_UNCOUNTED:
+            self._count_waits(queue, name, waits)
+        return waits
+
+    def runs(self, queue: str, name: str) -> list[float]:
+        """Return the list that takes a number for each attempt that completes its task: for how many seconds its code ran.
+
+        Append to it at once. After the next call of another method, the list might have been counted already.
+        """
+        if (runs := self._runs.get((queue, name))) is None:
+            runs = self._runs[queue, name] = []
+        elif len(runs) >= _MOST_UNCOUNTED:
+            self._count_runs(queue, name, runs)
+        return runs
 
     def ended(
         self,
@@ -155,30 +173,27 @@ class RateCounter:
         `error` is for subclasses that record more.
         """
         del error
-        counts = self._counts.get((queue, name)) or self._new(queue, name)
-        if result == "completed":  # the usual case
-            counts.completed += 1
-        else:
-            setattr(counts, result, getattr(counts, result) + 1)
+        counts = self._counts_of(queue, name)
+        setattr(counts, result, getattr(counts, result) + 1)
         if run_s is not None:
-            if run_s > 0.0:
-                counts.run_s += run_s
-            counts.runs[bisect_left(CLASS_BOUNDS_S, run_s)] += 1
+            counts.run_s += max(0.0, run_s)
+            counts.runs[class_of(run_s)] += 1
 
     def expired(self, queue: str, name: str) -> None:
         """Count a task that expired before an attempt started."""
-        counts = self._counts.get((queue, name)) or self._new(queue, name)
-        counts.expired += 1
+        self._counts_of(queue, name).expired += 1
 
     def add(self, counts: Iterable[RateCounts]) -> None:
         """Add the counts of another process."""
         for each in counts:
-            (self._counts.get((each.queue, each.name)) or self._new(each.queue, each.name)).add(each)
+            self._counts_of(each.queue, each.name).add(each)
 
     def take(self) -> list[RateCounts]:
         """Return the counts since the last call."""
-        taken, self._counts = self._counts, {}
-        return list(taken.values())
+        taken = self.waiting()
+        # The lists are dropped, too: a process that serves many queues in turn does not keep one for each of them.
+        self._counts, self._waits, self._runs = {}, {}, {}
+        return taken
 
     def take_events(self) -> EventCounts:
         """Return the counts of other events since the last call."""
@@ -187,11 +202,46 @@ class RateCounter:
 
     def waiting(self) -> list[RateCounts]:
         """Return the counts that the next call of `take` will return."""
+        for (queue, name), waits in self._waits.items():
+            self._count_waits(queue, name, waits)
+        for (queue, name), runs in self._runs.items():
+            self._count_runs(queue, name, runs)
         return list(self._counts.values())
 
-    def _new(self, queue: str, name: str) -> RateCounts:
-        counts = self._counts[queue, name] = RateCounts(queue, name)
+    def _count_waits(self, queue: str, name: str, waits: list[float]) -> None:
+        if waits:
+            counts = self._counts_of(queue, name)
+            counts.started += len(waits)
+            counts.wait_s += _classify(waits, counts.waits)
+            waits.clear()
+
+    def _count_runs(self, queue: str, name: str, runs: list[float]) -> None:
+        if runs:
+            counts = self._counts_of(queue, name)
+            counts.completed += len(runs)
+            counts.run_s += _classify(runs, counts.runs)
+            runs.clear()
+
+    def _counts_of(self, queue: str, name: str) -> RateCounts:
+        if (counts := self._counts.get((queue, name))) is None:
+            counts = self._counts[queue, name] = RateCounts(queue, name)
         return counts
+
+
+def _classify(durations: list[float], classes: list[int]) -> float:
+    """Add the numbers of durations to the classes, and return the sum of the durations in seconds. A negative one counts as 0."""
+    durations.sort()
+    begin = 0
+    while begin < len(durations):
+        index = class_of(durations[begin])
+        end = (
+            bisect_right(durations, CLASS_BOUNDS_S[index], begin)
+            if index < len(CLASS_BOUNDS_S)
+            else len(durations)
+        )
+        classes[index] += end - begin
+        begin = end
+    return sum(durations[bisect_left(durations, 0.0) :])
 
 
 class RateBook:

@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeAlias
 from msgspec.structs import replace
 
 from everbeat.domain.recovery.decision import Stall
+from everbeat.domain.series import AttemptResult
 from everbeat.errors import EverbeatError, StopReason
 from everbeat.protocol import LeaseKey
 from everbeat.runtime.events import LeasesLost, TaskFinished, ZombieRefused
@@ -140,7 +141,6 @@ class AttemptLifecycle:
             self._logs.open(attempt)
             emit_started(self._events, attempt)
             executor.begin(attempt)
-            self._count_start(attempt)
         except Exception as problem:  # noqa: BLE001 - a thread or process that the system refuses must not stop the others
             attempt.cancel_timers()
             self._hand_back(attempt)
@@ -152,6 +152,17 @@ class AttemptLifecycle:
             attempt.stop = None
             self.stop(attempt, cancel.reason)
         return True
+
+    def count_starts(self, attempts: Iterable[Attempt]) -> None:
+        """Count attempts whose code has begun. The database's clock measured both the time at which the task was due, and the start."""
+        name = queue = None
+        waits: list[float] = []
+        for attempt in attempts:
+            task, started_at = attempt.task, attempt.started_at
+            if task.name != name or task.queue != queue:
+                name, queue = task.name, task.queue
+                waits = self._rates.waits(queue, name)
+            waits.append(0.0 if started_at is None else (started_at - task.enqueued_at).total_seconds())
 
     def not_started(self, attempt: Attempt, verdict: str) -> None:
         """Stop holding an attempt whose lease was over before any code ran. `verdict` is "released", "expired" or "lost"."""
@@ -270,31 +281,50 @@ class AttemptLifecycle:
     def settled(self, verdicts: Iterable[tuple[Attempt, Settlement, str]]) -> None:
         """Stop holding the attempts after the database has reported the results of their settlements."""
         is_heard = self._events.has_listeners(TaskFinished)
+        now = self._clock.monotonic()
+        completed: list[Attempt] = []
         for attempt, settlement, verdict in verdicts:
             try:
-                self._settled(attempt, settlement, verdict, is_heard=is_heard)
+                if self._settled(attempt, settlement, verdict, now=now, is_heard=is_heard) == "completed":
+                    completed.append(attempt)
             except Exception:  # noqa: BLE001 - a failure in handling one verdict must not lose the others
                 _log.exception("settled_badly task_id=%s verdict=%s", attempt.id, verdict)
+        self._count_completed(completed, now)
 
-    def _settled(self, attempt: Attempt, settlement: Settlement, verdict: str, *, is_heard: bool) -> None:
+    def _settled(
+        self, attempt: Attempt, settlement: Settlement, verdict: str, *, now: float, is_heard: bool
+    ) -> AttemptResult | None:
+        """Stop holding the attempt. Return how it is counted, or None if it has lost its lease or its code never began."""
         self._let_go(attempt, "SETTLED")
         if verdict == "lost":
             self._rates.events.refuse("settle")
             self._events.emit(ZombieRefused(task_id=attempt.id, verb="settle", trace_ids=attempt.trace_ids))
-            return
+            return None
         state = state_after(settlement) if verdict == "already" else verdict
         self.outcomes[state] += 1
         if settlement.outcome == "FAILED":
             emit_failed(self._events, attempt, settlement, state)
         elif settlement.outcome == "POSTPONED":
             emit_postponed(self._events, attempt, settlement, state)
-        if settlement.outcome != "RELEASED":  # its code never began
-            duration_s = self._clock.monotonic() - attempt.launched_at
-            result = rate_of(settlement, state)
-            task, error = attempt.task, settlement.error
-            self._rates.ended(task.queue, task.name, result, duration_s, error)
-            if is_heard:
-                emit_finished(self._events, attempt, state, duration_s)
+        elif settlement.outcome == "RELEASED":
+            return None
+        duration_s = now - attempt.launched_at
+        result = rate_of(settlement, state)
+        if result != "completed":
+            self._rates.ended(attempt.task.queue, attempt.task.name, result, duration_s, settlement.error)
+        if is_heard:
+            emit_finished(self._events, attempt, state, duration_s)
+        return result
+
+    def _count_completed(self, attempts: Iterable[Attempt], now: float) -> None:
+        name = queue = None
+        runs: list[float] = []
+        for attempt in attempts:
+            task = attempt.task
+            if task.name != name or task.queue != queue:
+                name, queue = task.name, task.queue
+                runs = self._rates.runs(queue, name)
+            runs.append(now - attempt.launched_at)
 
     def committed(self, attempt: Attempt) -> None:
         """Stop holding an attempt that its own code completed. Its timeout still applies to the code."""
@@ -308,7 +338,7 @@ class AttemptLifecycle:
         if (limit_s := attempt.timeout_s) is not None:
             self._later(attempt, max(0.0, limit_s - duration_s), lambda: self._stop_after_commit(attempt))
         self._let_go(attempt, "COMMIT_LANDED")
-        self._rates.ended(attempt.task.queue, attempt.task.name, "completed", run_s=duration_s)
+        self._rates.runs(attempt.task.queue, attempt.task.name).append(duration_s)
         emit_finished(self._events, attempt, "COMPLETED", duration_s)
 
     def commit_failed(self, attempt: Attempt) -> None:
@@ -318,12 +348,6 @@ class AttemptLifecycle:
         deferred, attempt.after_commit = attempt.after_commit, ()
         for act in deferred:
             act()
-
-    def _count_start(self, attempt: Attempt) -> None:
-        """Count an attempt whose code begins. The database's clock measured both the time at which the task was due, and the start."""
-        task, started_at = attempt.task, attempt.started_at
-        wait_s = 0.0 if started_at is None else (started_at - task.enqueued_at).total_seconds()
-        self._rates.started(task.queue, task.name, wait_s)
 
     def _stop_after_commit(self, attempt: Attempt) -> None:
         attempt.stop = StopRequest("timed_out")

@@ -88,11 +88,6 @@ class MeteredRates(RateCounter):
         super().__init__()
         self._meters = meters
 
-    def started(self, queue: str, name: str, wait_s: float) -> None:
-        """Count and record an attempt whose code begins."""
-        super().started(queue, name, wait_s)
-        self._meters.started(queue, name, wait_s=max(0.0, wait_s))
-
     def ended(
         self,
         queue: str,
@@ -106,6 +101,16 @@ class MeteredRates(RateCounter):
         if run_s is not None:
             error_type = error_type_of(error) if result in _FAILED else None
             self._meters.ended(queue, name, result, run_s=max(0.0, run_s), error_type=error_type)
+
+    def _count_waits(self, queue: str, name: str, waits: list[float]) -> None:
+        for wait_s in waits:
+            self._meters.started(queue, name, wait_s=max(0.0, wait_s))
+        super()._count_waits(queue, name, waits)
+
+    def _count_runs(self, queue: str, name: str, runs: list[float]) -> None:
+        for run_s in runs:
+            self._meters.ended(queue, name, "completed", run_s=max(0.0, run_s), error_type=None)
+        super()._count_runs(queue, name, runs)
 
 
 class _StoredError(Struct):

@@ -454,10 +454,11 @@ class Slots:
 
     def _launch_now(self, pool: SlotPool, attempts: Sequence[Attempt]) -> None:
         may_begin = self._liveness.may_start and not self.is_closed
-        launched = [self._lifecycle.launch(attempt, may_begin=may_begin) for attempt in attempts].count(True)
+        launched = [attempt for attempt in attempts if self._lifecycle.launch(attempt, may_begin=may_begin)]
+        self._lifecycle.count_starts(launched)
         if launched and pool.name not in ALONE:  # executors in ALONE recycle their own processes
             pool.failures = 0
-            self._recycling.count_launched(launched)
+            self._recycling.count_launched(len(launched))
 
     def _fill(self, pool: SlotPool) -> None:
         if pool.started and pool.executor.free > 0:
