@@ -89,6 +89,11 @@ async def echo(text: str) -> str:
 
 
 @task()
+async def fill(length: int) -> str:
+    return "y" * length
+
+
+@task()
 async def nap(seconds: float) -> str:
     await asyncio.sleep(seconds)  # what the task is for
     return "rested"

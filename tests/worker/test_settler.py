@@ -107,7 +107,7 @@ async def test_a_result_that_exceeds_the_statement_timeout_does_not_block_other_
     async with harness.worker() as running:
         # The lock stands for a server that needs longer than the statement timeout.
         with harness.holding("lock table {schema}.attempts in share mode"):
-            large = harness.send_with("echo", {"text": "y" * 9_000_000})
+            large = harness.send("fill", length=9_000_000)
             await running.until(lambda: harness.task(large)["state"] == "RUNNING")
             await asyncio.sleep(4)  # two attempts with their timeouts and the pauses after them
             small = harness.send("double", x=4)
