@@ -27,7 +27,7 @@ __all__ = ["everbeat", "forks"]
 
 NOT_READ = {
     "schema_versions", "schema_steps", "installation", "history_parts", "labels", "batches", "batch_events", "stream_items",
-    "bulk_actions", "audit_log", "rates", "rate_sums", "depths", "attempt_logs",
+    "bulk_actions", "audit_log", "rates", "rate_sums", "depths", "depth_peaks", "attempt_logs",
 }  # fmt: skip
 """Tables without hostile rows: no claim, beat, sweep or plain list of tasks reads them, or the scenario has no rows of them."""
 HOLDS = {"id", "claim_id", "state"}

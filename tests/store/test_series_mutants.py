@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.store import test_depth_peaks as peaks
 from tests.store import test_rate_sums as sums
 from tests.store import test_series as counts
 from tests.store.conftest import StoreHarness
@@ -13,11 +14,13 @@ from tests.store.test_mutants import Mutant, notices, scenario
 
 __all__ = ["scenario"]
 
-WRITE, ROLL_UP, SUM, SAMPLE = (
+WRITE, ROLL_UP, SUM, MINUTES, SAMPLE, PEAKS = (
     "series/write_rates",
     "series/roll_up_rates",
     "series/sum_rates",
+    "series/sum_minutes",
     "series/sample_depths",
+    "series/add_peaks",
 )
 
 MUTANTS = [
@@ -58,12 +61,40 @@ MUTANTS = [
         counts.test_nothing_is_counted_twice_or_lost_while_several_sessions_roll_up,
     ),
     Mutant(
-        "a sum of a minute that is still written", SUM, "x.at + x.length + x.settled <=", "x.at + x.length <=",
-        sums.test_a_minute_that_is_still_written_is_not_summed,
+        "a sum of a span that is still written", SUM, "x.at + x.length + x.settled <=", "x.at + x.length <=",
+        sums.test_a_span_that_is_still_written_is_not_summed,
     ),
     Mutant(
-        "a sum that leaves out a span in which nothing happened", SUM, "group by grouping sets ((r.queue), ())", "group by grouping sets ((r.queue))",
-        sums.test_a_span_in_which_nothing_happened_has_a_total_of_zero,
+        "a sum that leaves out a minute in which nothing happened", MINUTES, "where not exists (select from summed",
+        "where exists (select from summed", sums.test_a_span_in_which_nothing_happened_has_a_total_of_zero,
+    ),
+    Mutant(
+        "a sum of a minute that is not summed again", MINUTES, "s.at - %(settle_s)s * interval '1 second'",
+        "s.at + 0 * %(settle_s)s * interval '1 second'", sums.test_a_minute_that_is_written_after_its_end_is_summed_again,
+    ),
+    Mutant(
+        "an older look at a minute that replaces a later one", MINUTES, "    > s.started + s.completed", "    <> s.started + s.completed",
+        sums.test_an_older_look_does_not_replace_a_later_sum,
+    ),
+    Mutant(
+        "a peak of a span that is not over", PEAKS, "%(settle_s)s::integer * interval '1 second' <=",
+        "%(settle_s)s::integer * interval '0 second' <=", peaks.test_a_span_that_ended_a_moment_ago_is_not_added,
+    ),
+    Mutant(
+        "a total of queues that were full at different times", PEAKS, "group by s.at\n", "group by ()\n",
+        peaks.test_two_queues_that_were_full_at_different_times_do_not_add_up,
+    ),
+    Mutant(
+        "a span without a sample that is left out", PEAKS, "left join (", "join (",
+        peaks.test_a_span_without_a_sample_is_not_drawn_and_an_empty_one_is_zero,
+    ),
+    Mutant(
+        "a chart that ignores the samples after the peaks", "series/list_total_depths", "d.at < %(until)s", "d.at < %(since)s",
+        peaks.test_samples_that_are_younger_than_the_peaks_are_drawn,
+    ),
+    Mutant(
+        "lines that ignore the samples after the peaks", "series/list_queue_depths", "d.at < %(until)s", "d.at < %(since)s",
+        peaks.test_charts_of_peaks_equal_those_of_samples_now_and_in_the_past,
     ),
     Mutant(
         "a chart that counts summed minutes again", "series/list_total_rates", "x.at >= (select max(c.until) from covered c)", "x.at >= %(since)s",

@@ -133,9 +133,12 @@ on conflict do nothing
 # Tasks that wait for keys of a limit: each has its own line, which the claim has put behind the full gate of its tenant.
 KEYED = f"""
 insert into {{schema}}.tasks (id, name, queue, args, serial, serial_at, gates, sent_at, enqueued_at)
-select {_ID.format(at="s.at", seed="'keyed' || n")}, 'shop.keyed', 'queue-1', {_ARGS}::json, 'limit:tenant/' || n, s.at,
-    array['tenant/' || n], s.at, s.at
-from generate_series(1, %(keys)s) n cross join lateral (select now() - interval '1 h' + n * interval '1 ms' as at) s
+select {_ID.format(at="s.at", seed="'keyed' || n")}, 'shop.keyed', 'queue-1', {_ARGS}::json, s.line, s.at, array[substr(s.line, 7)], s.at, s.at
+from generate_series(1, %(keys)s) n
+cross join lateral (
+    select now() - interval '1 h' + n * interval '1 ms' as at,
+        'limit:' || case when n %% 50 = 0 then 'limit-' || n / 50 %% 40 else 'tenant' end || '/' || n as line
+) s
 """
 LINES = """
 insert into {schema}.lines (line, is_strict, state, reader, queue, priority, name, gates, at, turn, blocked, floor)
@@ -152,14 +155,16 @@ TREES_ROWS = """
 insert into {schema}.supervisors (id, hostname, pid, lock_key, session_name, beat_seq, last_beat_at, started_at, ended_at, ended_how, slot)
 select 'tree-' || n, case when n = 2 then %(long)s else 'host-' || n end, n, n, 'tree-' || n, 100,
     case when n < %(trees)s then now() else now() - n * interval '1 minute' end,
-    now() - interval '1 day' - n * interval '1 minute', case when n >= %(trees)s then now() - n * interval '1 minute' end,
+    case when n < %(trees)s then now() - interval '1 day' else now() - n * interval '1 minute' - %(trees)s * interval '1 minute' end,
+    case when n >= %(trees)s then now() - n * interval '1 minute' end,
     case when n >= %(trees)s then case when n %% 10 = 0 then 'session' else 'farewell' end end, null
 from generate_series(0, 2000) n
 """
 WORKERS_ROWS = """
 insert into {schema}.workers (id, supervisor_id, hostname, pid, queues, beat_seq, last_beat_at, started_at, ended_at, ended_how)
 select 'worker-' || n || '-' || k, 'tree-' || n, 'host-' || n, k, case when n %% 2 = 0 then array['queue-' || n, %(long)s] end, 100, now(),
-    now() - interval '1 day', case when n >= %(trees)s then now() - n * interval '1 minute' end,
+    case when n < %(trees)s then now() - interval '1 day' else now() - n * interval '1 minute' - %(trees)s * interval '1 minute' end,
+    case when n >= %(trees)s then now() - n * interval '1 minute' end,
     case when n >= %(trees)s then case when n %% 10 = 0 then 'session' else 'farewell' end end
 from generate_series(0, 2000) n cross join generate_series(0, 3) k
 """
@@ -196,10 +201,26 @@ select kind.seconds, date_bin(kind.seconds * interval '1 s', now(), timestamptz 
 from (values (60, %(series)s / 100), (3600, least(%(series)s / 100, 720))) kind (seconds, samples)
 cross join lateral generate_series(0, least(kind.samples, 2880)) n cross join generate_series(0, 4) q cross join generate_series(0, 19) k
 """
-DEPTHS = """
-insert into {schema}.depths (seconds, at, queue, due, scheduled, suspended, claimed, running, oldest_due_s)
+# The other queues have one task function each. Their rates of most minutes are left out, because they are summed already.
+RATES_OF_MANY = """
+insert into {schema}.rates (seconds, at, queue, name, supervisor, started, completed, waits, runs)
 select kind.seconds, date_bin(kind.seconds * interval '1 s', now(), timestamptz '2000-01-01 00:00+00') - n * kind.seconds * interval '1 s',
-    'queue-' || q, 100, 10, 1, 2, 3, 5
+    'queue-' || q, 'shop.task_' || q %% 40, '', 10, 10, array_fill(1::bigint, array[24]), array_fill(1::bigint, array[24])
+from (values (60, 10, %(series)s / 100), (3600, 1, least(%(series)s / 100, 720))) kind (seconds, step, samples)
+cross join lateral generate_series(10, least(kind.samples, 2880), kind.step) n cross join generate_series(5, 199) q
+"""
+# In the last minutes, each tree has run tasks of each queue.
+RATES_BY_TREE = """
+insert into {schema}.rates (seconds, at, queue, name, supervisor, started, completed, waits, runs)
+select 60, date_bin('1 min', now(), timestamptz '2000-01-01 00:00+00') - n * interval '1 min', 'queue-' || q, 'shop.task_' || q %% 40, 'tree-' || s,
+    10, 10, array_fill(1::bigint, array[24]), array_fill(1::bigint, array[24])
+from generate_series(0, 10) n cross join generate_series(0, 199) q
+cross join generate_series(1, least(%(trees)s, 1 + %(series)s / 10000)) s
+"""
+DEPTHS = """
+insert into {schema}.depths (seconds, at, queue, due, scheduled, suspended, claimed, running, oldest_due_s, at_least)
+select kind.seconds, date_bin(kind.seconds * interval '1 s', now(), timestamptz '2000-01-01 00:00+00') - n * kind.seconds * interval '1 s',
+    'queue-' || q, 100, 10, 1, 2, 3, 5, '{{}}'
 from (values (10, 720), (60, 2880), (3600, 720)) kind (seconds, samples)
 cross join lateral generate_series(0, least(kind.samples, %(series)s / 200)) n cross join generate_series(0, 199) q
 """
@@ -278,7 +299,7 @@ select 'queue', 'queue-' || 100 + n, 'ann', 'maintenance' from generate_series(1
 
 _TEXTS: Final = (
     LIVE, RUNNING, ENDED, KEYED, LINES, GATES, ATTEMPTS, TREES_ROWS, WORKERS_ROWS, BEATS, STATES, OLD_RECOVERIES, RECOVERIES, RATES,
-    DEPTHS, AUDIT, ACTIONS, SCHEDULES, TICKS, WORKFLOWS, NODES, EDGES, STEPS, SIGNALS, ITEMS, LABELS_OF_WORKFLOWS,
+    RATES_OF_MANY, RATES_BY_TREE, DEPTHS, AUDIT, ACTIONS, SCHEDULES, TICKS, WORKFLOWS, NODES, EDGES, STEPS, SIGNALS, ITEMS, LABELS_OF_WORKFLOWS,
     LABELS_OF_TASKS, BATCHES, QUESTIONS, PAUSES,
 )  # fmt: skip
 
@@ -314,8 +335,10 @@ def fill(db: StoreHarness, sizes: Sizes) -> None:
         for part in parts:
             part.result()
     run(db.connection, _TEXTS)
-    while db.run(series.sum_rates()):
-        pass
+    db.run(series.sum_minutes())
+    for step in (series.sum_rates, series.add_peaks):
+        while db.run(step()):
+            pass
     tables = db.connection.execute(
         "select relname from pg_class where relnamespace = %s::regnamespace and relkind = 'r'",
         [db.target.schema],

@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from statistics import median
 from time import perf_counter
 from typing import Any, Final, TypeAlias
@@ -22,6 +23,7 @@ from everbeat import App
 from everbeat.store import migrating
 from everbeat.store.target import Target
 from everbeat.web import Web
+from everbeat.web.moments import written
 from tests.conftest import NewServer
 from tests.store.conftest import StoreHarness
 from tests.web.conftest import HOST, SAME_ORIGIN, by_header
@@ -43,7 +45,11 @@ _SERVER: Final = {
 }
 
 PATHS: Final = (
-    "/pulse", "/pulse?range=6h", "/pulse?range=48h", "/pulse?range=30d", "/queues?queue=queue-1&range=30d",
+    "/pulse", "/pulse?range=6h", "/pulse?range=48h", "/pulse?range=30d",
+    *(f"{page}?at={at}" for page in ("/pulse", "/workers", "/recoveries", "/queues") for at in ("{recent}", "{past}", "{early}")),
+    "/pulse?at={past}&range=30d", "/queues?at={past}&queue=queue-1&range=48h", "/recoveries/export?at={past}&as=json",
+    "/queues?range=6h", "/queues?range=48h", "/queues?range=30d", "/queues?queue=queue-1", "/queues?queue=queue-1&range=30d",
+    "/queues?queue=unknown&range=48h",
     "/pulse/stream?once=1", "/workers", "/workers/stream?once=1", "/workers/worker-1-1", "/workers/tree-1", "/workers/tree-500",
     "/recoveries", "/recoveries/stream?once=1", "/recoveries/export?as=json", "/recoveries/sweep",
     "/find?q=unknown", "/find?q=01", f"/find?q={LONG}", "/find?q={task}",
@@ -52,6 +58,12 @@ PATHS: Final = (
         "PENDING", "CLAIMED", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "EXPIRED", "retrying", "scheduled", "suspended", "suspect", "overdue",
     )),
     "/tasks?state=FAILED&state=EXPIRED", "/tasks?state=FAILED&before={old}", "/tasks?state=FAILED&order=sent", "/tasks?state=FAILED&since=7d",
+    "/tasks?state=FAILED&limit=500", "/tasks?state=FAILED&state=EXPIRED&limit=500", "/tasks?order=happened&limit=500",
+    "/tasks?state=FAILED&error=Refused3",
+    "/tasks?state=FAILED&state=EXPIRED&error=Refused3", "/tasks?state=FAILED&error=not+a+code",
+    "/tasks?state=FAILED&worker=worker-1-1&error=Refused3",
+    "/tasks?state=FAILED&order=happened&before={old}", "/tasks?state=FAILED&until=20d", "/tasks?state=FAILED&order=sent&key=unknown&label=env%3Dprod",
+    "/tasks?state=PENDING&order=happened&before={old}", "/tasks?order=happened&error=UNHANDLED_EXCEPTION", "/tasks?state=EXPIRED&label=env%3Dprod",
     "/tasks?state=FAILED&queue=queue-3", "/tasks?state=FAILED&name=unknown", "/tasks?state=FAILED&error=UNKNOWN", "/tasks?state=PENDING&name=unknown",
     "/tasks?state=PENDING&queue=unknown", "/tasks?state=COMPLETED&queue=queue-3", "/tasks?name=unknown", f"/tasks?name={LONG}",
     "/tasks?queue=unknown", "/tasks?key=unknown", "/tasks?worker=worker-1-1", "/tasks?worker=unknown",
@@ -62,10 +74,12 @@ PATHS: Final = (
     "/tasks/{task}", "/tasks/{old}", "/tasks/{running}", "/tasks/{asking}",
     "/queues", "/workflows", "/workflows?state=RUNNING", "/workflows?state=FAILED", "/workflows?state=CANCELLED", "/workflows?name=unknown",
     "/workflows?label=env%3Dprod", "/workflows?label=tenant%3Dunknown", "/workflows?since=1h",
-    "/workflows?before={workflow}", "/workflows?name=unknown&before={workflow}", "/workflows?state=RUNNING&before={workflow}",
+    "/workflows?limit=500", "/workflows?state=COMPLETED&name=unknown&label=env%3Dprod", "/workflows?before={workflow}",
+    "/workflows?name=unknown&before={workflow}", "/workflows?state=RUNNING&before={workflow}",
     "/workflows/{workflow}",
-    "/schedules", "/schedules/schedule-2", f"/schedules/{LONG}", "/inbox", "/inbox?after={asking}",
-    "/audit", "/audit?actor=unknown", "/audit?action=pause", "/audit?since=1h", "/audit?before=5000",
+    "/schedules", "/schedules/schedule-2", f"/schedules/{LONG}", "/schedules?limit=500", "/inbox", "/inbox?after={asking}", "/tasks/{asking}/items",
+    "/audit", "/audit?limit=500", "/audit?actor=unknown&action=pause&since=30d", "/audit?actor=unknown", "/audit?action=pause", "/audit?since=1h",
+    "/audit?before=5000",
 )  # fmt: skip
 KINDS: Final = ("text/html", "application/json")
 Asked: TypeAlias = tuple[str, dict[str, str] | None]
@@ -104,7 +118,15 @@ def large(url: str, *, rows: int) -> Iterator[StoreHarness]:
 
 def places(db: StoreHarness) -> dict[str, str]:
     """Return the ids in the addresses of PATHS."""
-    found = {}
+    now = datetime.now(UTC)
+    found = {
+        name: written((now - ago).replace(microsecond=0))
+        for name, ago in (
+            ("recent", timedelta(minutes=20)),
+            ("past", timedelta(days=1)),
+            ("early", timedelta(days=20)),
+        )
+    }
     for name, query in {
         "task": "select id from {schema}.tasks where state = 'FAILED' order by failed_at desc limit 1",
         "running": "select id from {schema}.tasks where state = 'RUNNING' order by claimed_by_worker_id limit 1",

@@ -162,9 +162,9 @@ def _info(name: str) -> Plan[LimitInfo]:
 
 def _detailed(name: str) -> Plan[LimitInfo]:
     found = yield from _known(name)
-    in_use = yield from ask(limits.list_gates(name))
-    holders = yield from ask(limits.list_holders(name))
-    return structs.replace(found, in_use=tuple(in_use), holders=tuple(holders))
+    in_use = yield from ask(limits.list_gates([name]))
+    holders = yield from ask(limits.list_holders([name]))
+    return structs.replace(found, in_use=tuple(in_use.get(name, ())), holders=tuple(holders.get(name, ())))
 
 
 def _known(name: str) -> Plan[LimitInfo]:

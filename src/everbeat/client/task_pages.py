@@ -21,21 +21,42 @@ def examined_page(query: inspection.TaskQuery, *, limit: int) -> Plan[TaskPage]:
     most = max(query.most_examined or 0, limit)
     if query.labels:
         return (yield from _labelled_page(query, limit=limit, most=most))
-    newest = inspection.list_tasks(query, limit=limit, most=most)
     if query.is_of_failures:
-        found = yield from ask(inspection.list_tasks(query, limit=limit, most=0))
-        more = inspection.has_more_failures(query, most=query.most or inspection.MOST_EXAMINED)
-        if len(found) == limit or not (yield from ask(more)):
-            return page(found)
-    else:
+        return (yield from _page_of_failures(query, limit=limit, most=most))
+    newest = inspection.list_tasks(query, limit=limit, most=most)
+    # Without filters that no index serves, the page is usually full. With them, the older tasks are usually of interest, too.
+    found = None
+    if query.most_examined is None or not query.unindexed:
         found = yield from ask(newest)
         if len(found) == limit or query.most_examined is None:
             return page(found)
     last = yield from ask(inspection.last_examined(query, most=most))
     if last is None:
-        return page((yield from ask(newest)) if query.is_of_failures else found)
+        return page((yield from ask(newest)) if found is None else found)
     found = yield from ask(inspection.list_tasks(query, limit=limit, most=None, oldest=last))
     return page(found) if len(found) == limit else page(found, examined=most, continue_before=last)
+
+
+def _page_of_failures(query: inspection.TaskQuery, *, limit: int, most: int) -> Plan[TaskPage]:
+    """Return a plan that lists failed tasks. It examines the latest failures and, if these are not all failures, the newest tasks.
+
+    A task can be one of the latter only, if many tasks that were sent before it failed after it.
+    """
+    page = partial(TaskPage, unindexed=query.unindexed)
+    found, is_complete = yield from ask(inspection.latest_failures(query, limit=limit, most=most))
+    if len(found) == limit or is_complete:
+        return page(found)
+    last = yield from ask(inspection.last_examined(query, most=most))
+    if query.before is not None or last is None:
+        found = yield from ask(inspection.list_tasks(query, limit=limit, most=None, oldest=last))
+    else:
+        by_id = structs.replace(query, latest=False)
+        newest = yield from ask(inspection.list_tasks(by_id, limit=most, most=None, oldest=last))
+        known = {task.id: task for task in (*found, *newest)}
+        found = sorted(known.values(), key=lambda task: (task.last_event_at, task.id), reverse=True)[:limit]
+    if len(found) == limit or last is None:
+        return page(found)
+    return page(found, examined=most, continue_before=last)
 
 
 def _labelled_page(query: inspection.TaskQuery, *, limit: int, most: int) -> Plan[TaskPage]:

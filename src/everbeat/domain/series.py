@@ -22,12 +22,12 @@ OTHER_NAME: Final = "other"
 MOST_NAMES: Final = 200
 MOST_QUEUES: Final = 1_000
 SUMS_KEPT_S: Final = {43_200: 31 * 86_400, 3_600: 84 * 3_600, 300: 48 * 3_600, 60: 2 * 3_600}
-"""For how many seconds sums of rates are kept, by the length of their spans in seconds. Longer spans come first: charts read
+"""For how many seconds sums of rates and peaks of depths are kept, by the length of their spans in seconds. Longer spans come first: charts read
 shorter ones only after the end of the longer ones."""
 SUMS_SETTLE_S: Final = {43_200: 49 * 3_600}
 """How many seconds after its end a span is summed, if that is not `LEAST_SETTLE_S`. The minutes of half a day are added up to hours first."""
 LEAST_SETTLE_S: Final = 600
-"""Supervisors write a minute for at most five minutes."""
+"""Supervisors write a minute for at most five minutes. A sample is stored within seconds."""
 _MOST_UNCOUNTED: Final = 1_000
 AttemptResult: TypeAlias = Literal[
     "completed", "failed", "retried", "cancelled", "suspended", "released", "crashed", "lost"

@@ -237,6 +237,7 @@ def _walks(
     yield _Walk(_LONG_AGO, partial(retention.prune_rates, limit=rows))
     for seconds, is_total in itertools.product(SUMS_KEPT_S, (False, True)):
         yield _Walk(_LONG_AGO, partial(retention.prune_rate_sums, seconds, is_total=is_total, limit=rows))
+        yield _Walk(_LONG_AGO, partial(retention.prune_depth_peaks, seconds, is_total=is_total, limit=rows))
     for seconds in DEPTHS_KEPT:
         yield _Walk(_LONG_AGO, partial(retention.prune_depths, seconds, limit=rows))
 

@@ -14,6 +14,7 @@ from everbeat.errors import DatabaseError
 from everbeat.recovering.observer import RecoveryEnvironment
 from everbeat.runtime.identity import new_id
 from everbeat.store import series
+from everbeat.store.statement import Statement
 
 WRITE_EVERY_S: Final = 10.0
 LONGEST_FLUSH_S: Final = 2.0
@@ -25,8 +26,8 @@ _BEHIND_S: Final = 0.05
 """How long after the end of a minute its last counts are taken."""
 _SELDOM: Final = 6
 """A supervisor without a turn to watch tries to sample only once in this many of its other passes."""
-_MOST_SUMS: Final = 50
-"""How many spans are summed after one sample, so that the next one is not late."""
+_MOST_SPANS: Final = 50
+"""How many spans are summed, and of how many peaks are stored, after one sample, so that the next one is not late."""
 _SURE_FOR_S: Final = 60.0
 """How long after a reply the database's time is calculated from it."""
 
@@ -125,7 +126,7 @@ def _minute(moment: datetime) -> datetime:
 
 
 class DepthSampler:
-    """A service in every supervisor that samples all queues and rolls rates up. Only one supervisor at a time does the work.
+    """A service in every supervisor that samples all queues and adds up what is old. Only one supervisor at a time does the work.
 
     In a large cluster, most supervisors try seldom: `pace_s` returns more than 0 without a turn to watch.
     """
@@ -143,16 +144,18 @@ class DepthSampler:
         self._pace_s = pace_s
 
     async def tick(self) -> float | None:
-        """Take a sample, unless it is another supervisor's turn. After the first sample of a minute, roll rates up and sum them."""
+        """Take a sample, unless it is another supervisor's turn. After the first sample of a minute, add up what is old."""
         supervisor_id = self._environment.observer.supervisor_id
         if await self._environment.run_once(series.sample_depths(taken_by=supervisor_id)):
             while await self._environment.run_once(series.roll_up_rates()) >= series.MOST_ROLLED_UP:
                 pass
-            await self._sum_rates()
+            await self._environment.run_once(series.sum_minutes())
+            await self._repeated(series.sum_rates)
+            await self._repeated(series.add_peaks)
         return max(self.interval_s, _SELDOM * self._pace_s())
 
-    async def _sum_rates(self) -> None:
-        """Sum the rates of the spans that have ended. After an upgrade, this takes some minutes."""
-        for _ in range(_MOST_SUMS):
-            if not await self._environment.run_once(series.sum_rates()):
+    async def _repeated(self, step: Callable[[], Statement[bool]]) -> None:
+        """Run a statement for each span that has ended. After an upgrade, this takes some minutes."""
+        for _ in range(_MOST_SPANS):
+            if not await self._environment.run_once(step()):
                 return

@@ -41,7 +41,8 @@ def total_depths(
 ) -> Statement[list[DepthBucket]]:
     """List the largest numbers of live tasks in each span, of one queue or of all queues together. A span without a sample has no row."""
     parameters = {
-        "since": since, "until": until, "bucket_s": chosen.bucket_s, "seconds": list(chosen.depth_seconds), "queue": queue,
+        "since": since, "until": until, "bucket_s": chosen.bucket_s, "levels": _levels(chosen), "seconds": list(chosen.depth_seconds),
+        "queue": queue,
     }  # fmt: skip
     return Statement("series/list_total_depths", parameters, rows.each(DepthBucket))
 
@@ -83,13 +84,14 @@ def queue_depths(
 ) -> Statement[list[QueueSpan]]:
     """List the largest numbers of due tasks of these queues in each span."""
     parameters = {
-        "since": since, "until": until, "bucket_s": chosen.bucket_s, "seconds": list(chosen.depth_seconds), "queues": list(queues),
+        "since": since, "until": until, "bucket_s": chosen.bucket_s, "levels": _levels(chosen), "seconds": list(chosen.depth_seconds),
+        "queues": list(queues),
     }  # fmt: skip
     return Statement("series/list_queue_depths", parameters, rows.each(QueueSpan))
 
 
 def _levels(chosen: ChartRange) -> list[int]:
-    """Return the lengths of the sums that can be added up to the spans of a range, the longest first."""
+    """Return the lengths of the sums and peaks that make up the spans of a range, the longest first."""
     return [seconds for seconds in SUMS_KEPT_S if seconds <= chosen.bucket_s]
 
 

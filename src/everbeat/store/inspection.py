@@ -229,9 +229,14 @@ def rarest_label(labels: Mapping[str, str]) -> Statement[tuple[str, str]]:
     )
 
 
-def has_more_failures(query: TaskQuery, *, most: int) -> Statement[bool]:
-    """Return whether there are more than `most` failed tasks, which is the number that a list by the last event examines."""
-    return Statement("inspect/check_more_failures", query.scope() | {"most": most}, rows.only(bool))
+def latest_failures(query: TaskQuery, *, limit: int, most: int) -> Statement[tuple[list[TaskSummary], bool]]:
+    """List failed tasks in descending order of their last event, and return whether all were examined, which are the `most` latest at most."""
+    parameters = query.filters() | {"limit": limit, "most": most, "before": query.before}
+    return Statement(
+        "inspect/list_latest_failures",
+        parameters,
+        lambda found: (_summaries([row for row in found if row[0] is not None]), bool(found[0][-1])),
+    )
 
 
 def last_examined(query: TaskQuery, *, most: int) -> Statement[UUID | None]:

@@ -134,28 +134,39 @@ def _numbers(
     return LimitNumbers(concurrency=concurrency, rate=rate, burst=burst or 1)
 
 
-def list_gates(name: str, *, most_lines: int = MOST_LINES) -> Statement[list[LimitKey]]:
-    """Return up to `MOST_LISTED` keys of a limit in use, those with most waiting tasks first. See `list_limits`."""
+def list_gates(
+    names: Sequence[str], *, most_lines: int = MOST_LINES, most_listed: int = MOST_LISTED
+) -> Statement[dict[str, list[LimitKey]]]:
+    """Return up to `most_listed` keys in use of each of these limits, those with most waiting tasks first. See `list_limits`."""
 
-    def read(found: Sequence[Row]) -> list[LimitKey]:
-        return [
-            LimitKey(key=_key(row[0]), held=row[1], waiting=row[2], closed_until=row[3], opens_at=row[4])
-            for row in found
-        ]
+    def read(found: Sequence[Row]) -> dict[str, list[LimitKey]]:
+        listed: dict[str, list[LimitKey]] = {}
+        for name, gate, held, waiting, closed_until, opens_at in found:
+            key = LimitKey(
+                key=_key(gate), held=held, waiting=waiting, closed_until=closed_until, opens_at=opens_at
+            )
+            listed.setdefault(name, []).append(key)
+        return listed
 
-    return Statement("limit/list_gates", {"name": name, "limit": MOST_LISTED, "most_lines": most_lines}, read)
-
-
-def list_holders(name: str) -> Statement[list[Permit]]:
-    """Return up to `MOST_LISTED` tasks that hold permits of a limit, the longest holder first."""
-    return Statement(
-        "limit/list_holders",
-        {"name": name, "limit": MOST_LISTED},
-        lambda found: [_holder(row) for row in found],
-    )
+    parameters = {"names": list(names), "limit": most_listed, "most_lines": most_lines}
+    return Statement("limit/list_gates", parameters, read)
 
 
-def _holder(row: Row) -> Permit:
+def list_holders(
+    names: Sequence[str], *, most_listed: int = MOST_LISTED
+) -> Statement[dict[str, list[Permit]]]:
+    """Return up to `most_listed` tasks that hold permits of each of these limits, the longest holder first."""
+
+    def read(found: Sequence[Row]) -> dict[str, list[Permit]]:
+        listed: dict[str, list[Permit]] = {}
+        for name, *row in found:
+            listed.setdefault(name, []).append(_holder(row))
+        return listed
+
+    return Statement("limit/list_holders", {"names": list(names), "limit": most_listed}, read)
+
+
+def _holder(row: Sequence[Any]) -> Permit:
     task_id, name, gate, cost, state, claimed_at, started_at, worker_id, hostname, pid, last_beat_at = row
     return Permit(
         task_id=task_id, name=name, key=_key(gate), cost=cost, state=TaskState(state), claimed_at=claimed_at, started_at=started_at,

@@ -183,6 +183,16 @@ def prune_rate_sums(
     return Statement("retention/prune_rate_sums", parameters, _step())
 
 
+def prune_depth_peaks(
+    seconds: int, *, is_total: bool, limit: int, after: datetime
+) -> Statement[PruneStep[datetime]]:
+    """Delete up to `limit` old peaks of depths over spans of this length. Peaks are not counted as records."""
+    parameters = {
+        "seconds": seconds, "is_total": is_total, "kept_s": SUMS_KEPT_S[seconds], "limit": limit, "after": after,
+    }  # fmt: skip
+    return Statement("retention/prune_depth_peaks", parameters, _step())
+
+
 def prune_depths(seconds: int, *, limit: int, after: datetime) -> Statement[PruneStep[datetime]]:
     """Delete up to `limit` old samples of the kind `seconds`: 3,600 (kept for 30 days), 60 (48 hours) or 10 (2 hours).
 

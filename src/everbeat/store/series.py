@@ -54,14 +54,32 @@ def roll_up_rates(*, most: int = MOST_ROLLED_UP) -> Statement[int]:
     return Statement("series/roll_up_rates", {"most": most}, rows.only(int))
 
 
+def sum_minutes() -> Statement[None]:
+    """Sum up the rates of the minutes that have ended. Those that supervisors could still write, and some before, are summed again."""
+    parameters = {"kept_s": SUMS_KEPT_S[60], "settle_s": LEAST_SETTLE_S}
+    return Statement("series/sum_minutes", parameters, rows.nothing)
+
+
 def sum_rates() -> Statement[bool]:
-    """Sum up the rates of the next span that ended long enough ago, the longest spans first. Return False if none is left."""
-    levels = list(SUMS_KEPT_S)
+    """Sum up the rates of the next span that ended long enough ago, the longest spans first. Return False if none is left.
+
+    The sums of minutes are those of `sum_minutes`.
+    """
+    levels = [each for each in SUMS_KEPT_S if each != 60]
     parameters = {
         "levels": levels, "kept_s": [SUMS_KEPT_S[each] for each in levels],
         "settled_s": [SUMS_SETTLE_S.get(each, LEAST_SETTLE_S) for each in levels],
     }  # fmt: skip
     return Statement("series/sum_rates", parameters, rows.only(bool))
+
+
+def add_peaks() -> Statement[bool]:
+    """Store the peaks of the samples of the next span that ended long enough ago, the longest spans first. Return False if none is left."""
+    levels = list(SUMS_KEPT_S)
+    parameters = {
+        "levels": levels, "kept_s": [SUMS_KEPT_S[each] for each in levels], "settle_s": LEAST_SETTLE_S,
+    }  # fmt: skip
+    return Statement("series/add_peaks", parameters, rows.only(bool))
 
 
 def sample_depths(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -114,9 +115,12 @@ class Visit:
         """
         if self.at is not None and path in self.web.past_paths:
             parameters = {"at": written(self.at), **parameters}
-        given = {name: value for name, value in parameters.items() if value not in (None, "", [])}
-        query = f"?{urlencode(given, doseq=True)}" if given else ""
-        return f"{self.request.scope.get('root_path', '')}{quote(path, safe=_PATH)}{query}"
+        given = tuple(
+            (name, tuple(value) if isinstance(value, list) else value)
+            for name, value in parameters.items()
+            if value not in (None, "", [])
+        )
+        return f"{self.request.scope.get('root_path', '')}{_address(path, given)}"
 
     def back(self, otherwise: str) -> str:
         """Return the page on which the form is, or another one. The browser names it, so only its path below the root is used."""
@@ -144,3 +148,10 @@ class Visit:
 
 
 _PATH: Final = "/:@!$&'()*+,;=~-._"
+
+
+@lru_cache(maxsize=4_096)
+def _address(path: str, parameters: tuple[tuple[str, Any], ...]) -> str:
+    """Return an address below the dashboard's root. A page can contain a thousand of them, and the same ones when it is opened again."""
+    query = f"?{urlencode(parameters, doseq=True)}" if parameters else ""
+    return f"{quote(path, safe=_PATH)}{query}"

@@ -9,14 +9,14 @@ from typing import Final
 from msgspec import Struct
 
 from everbeat.client.database_access import database_of
-from everbeat.domain.charts import ended_of
+from everbeat.domain.charts import RANGES, ended_of
 from everbeat.domain.series import RateBucket, quantile_s
-from everbeat.store import series
+from everbeat.store import charts
 from everbeat.store.plan import ask
 from everbeat.web.page import Visit
 
 MINUTES: Final = 10
-_BUCKET_S: Final = 3_600
+_MOST_QUEUES: Final = 2_000
 _SHARE: Final = 0.95
 
 
@@ -32,11 +32,15 @@ class QueueRates(Struct, frozen=True, kw_only=True):
 
 
 async def read_rates(visit: Visit) -> dict[str, QueueRates]:
-    """Return the rates by queue. A queue without events has none. Raises DatabaseError."""
+    """Return the rates by queue, which are kept for ten seconds. A queue without events has none. Raises DatabaseError."""
     since = visit.now - timedelta(minutes=MINUTES)
-    asked = series.rates(since=_whole(since), until=visit.now, bucket_s=_BUCKET_S, by_queue=True)
-    found = await database_of(visit.app).arun(ask(asked))
-    return rates_of(found)
+    asked = charts.busiest_queues(RANGES[0], since=_whole(since), until=visit.now, limit=_MOST_QUEUES)
+
+    async def reading() -> dict[str, QueueRates]:
+        found = await database_of(visit.app).arun(ask(asked))
+        return rates_of(found)
+
+    return await visit.web.kept_charts.read(("rates",), RANGES[0], reading)
 
 
 def _whole(moment: datetime) -> datetime:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 from markupsafe import Markup
 from msgspec import structs
 from starlette.requests import Request
@@ -29,7 +29,12 @@ _TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
 def _shown(value: Any) -> Any:
-    """Return a value of a template with its control characters visible, so that data cannot reverse or hide text around it."""
+    """Return a value of a template with its control characters visible, so that data cannot reverse or hide text around it.
+
+    A condition without `else` has an undefined value, which Jinja would turn into text by an exception. Other undefined values raise.
+    """
+    if type(value) is Undefined:
+        return ""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final
 
 from markupsafe import Markup
@@ -277,6 +278,12 @@ def _of_past(ago_s: float) -> float:
 
 def sparkline(values: Sequence[float], *, tone: str = "soft") -> Markup:
     """Return a line of values, oldest first."""
+    return _sparkline(tuple(values), tone)
+
+
+@lru_cache(maxsize=512)
+def _sparkline(values: tuple[float, ...], tone: str) -> Markup:
+    """Return the drawing of a line. A page draws a hundred lines, which change only when their series is read again."""
     if len(values) < 2:
         return Markup("")
     lowest, highest = min(values), max(values)

@@ -24,7 +24,7 @@ _DEAD_FOR: Final = timedelta(hours=1)
 _MOST_TREES: Final = 1_000
 _MOST_COUNTED: Final = 1_000
 """The tasks of a queue and state are counted up to this number. Every page waits for the header."""
-_MOST_OF_ALL: Final = 60_000
+_MOST_OF_ALL: Final = 30_000
 """The tasks of all queues are counted up to about this number."""
 
 

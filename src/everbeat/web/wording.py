@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
@@ -33,17 +34,19 @@ def ago(moment: datetime | None, now: datetime) -> str:
 
 def clock(moment: datetime | None, *, precise: bool = False) -> Markup:
     """Return a time as an element. It shows UTC, and the script of the page shows local time instead if the user chose so."""
-    if moment is None:
-        return Markup("–")
+    return Markup("–") if moment is None else _clock(moment, precise=precise)
+
+
+@lru_cache(maxsize=4_096)
+def _clock(moment: datetime, *, precise: bool) -> Markup:
+    """Return the element of a time. The charts of a page contain each time several times."""
     moment = moment.astimezone(UTC)
     form = "precise" if precise else "brief"
     shown = moment.strftime("%Y-%m-%d %H:%M:%S")
     if precise:
         shown += f".{moment.microsecond // 1_000:03d}"
     iso = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return Markup('<time datetime="{}" data-form="{}" title="{} UTC">{}</time>').format(
-        iso, form, shown, shown
-    )
+    return Markup(f'<time datetime="{iso}" data-form="{form}" title="{shown} UTC">{shown}</time>')
 
 
 def form_moment(moment: datetime) -> str:

@@ -1,13 +1,13 @@
 -- The queues with live tasks, with the number of tasks that are due, not due (`later`), claimed and running. `suspended` is a part of `later`.
 -- `oldest_due_s` is the wait of the oldest due task. The fragment needs `with recursive`. Counting stops at `most` tasks of a queue and state. With
--- many lanes, it stops earlier, but not before 100: at `most_of_all` tasks of all lanes together. Of lines, at most a hundredth as many are read.
--- Lanes and groups of marked tasks are found one by one, and each is counted through its index. Serial lines and tasks in flight have no
--- index by queue. So at most ten times `most` of their entries are read, and of lines and of groups of marked tasks only the first `most`.
--- The order of each part makes the planner read an index even if most rows match.
+-- many queues, it stops earlier, but not before 100: at `most_of_all` tasks of all queues together. Of lines, at most a hundredth as many are read.
+-- Lanes and groups of marked tasks are found one by one. Queues and such groups are counted through their indexes. Serial lines and tasks in
+-- flight have no index by queue. So at most ten times `most` of their entries are read, and of lines and of groups of marked tasks only the
+-- first `most`. The order of each part makes the planner read an index even if most rows match.
 {fragment/lanes}, {fragment/marked_lanes}, {fragment/serial_lines}, bound as materialized (
     select
-        least(%(most)s::bigint, greatest(100, %(most_of_all)s::bigint / greatest(1, count(*)))) as most, array_agg(l.queue) as queues,
-        array_agg(l.priority) as priorities
+        least(%(most)s::bigint, greatest(100, %(most_of_all)s::bigint / greatest(1, count(distinct l.queue)))) as most,
+        array_agg(l.queue) as queues, array_agg(l.priority) as priorities, array_agg(l.first_at) as firsts
     from lane l
 ), grouped as materialized (
     select l.* from marked_lane l limit %(most)s + 1
@@ -33,7 +33,7 @@
 ), counted as (
     select n.queue, n.due as pending, n.later, n.suspended, 0::bigint as claimed, 0::bigint as running, n.oldest
     from bound b
-    cross join lateral {schema}.count_lanes(b.queues, b.priorities, b.most) n
+    cross join lateral {schema}.count_queues(b.queues, b.priorities, b.firsts, b.most) n
     union all
     select g.queue, n.due, n.later, n.suspended, 0, 0, n.oldest
     from grouped g

@@ -1,12 +1,13 @@
 -- The filters of `everbeat tasks` that no index serves. A worker matches if it holds or has held the task, or if it ran one of the task's attempts. The
 -- attempts are looked up for each task: with `exists`, the planner could read the whole table of attempts. An error can
--- be given as a code, a class, or a class without its module. The offset keeps the planner from reading it three times. The virtual states are those of `VirtualState` (domain/task/states.py). With them, `states`
+-- be given as a code, a class, or a class without its module. An error is read only if its text has a string with this end, or an escaped
+-- character. The offset keeps the planner from reading it three times. The virtual states are those of `VirtualState` (domain/task/states.py). With them, `states`
 -- contains all states that such tasks can have. `plain_states` contains the states that match as they are. inspect/list_labelled_tasks finds labels with a value by an index.
 (%(states)s::text[] is null or t.state = any(%(states)s::text[]))
   and (%(name)s::text is null or t.name = %(name)s)
   and (%(queue)s::text is null or t.queue = %(queue)s)
   and (%(key)s::text is null or t.key = %(key)s or t.unique_key = %(key)s)
-  and (%(error)s::text is null or (t.error is not null and (
+  and (%(error)s::text is null or (t.error is not null and (%(error)s::text ~ '[^A-Za-z0-9_.]' or position(%(error)s::text || '"' in t.error::text) > 0 or position('\u' in t.error::text) > 0) and (
       select e.error ->> 'code' = %(error)s or e.error ->> 'type' = %(error)s or right(e.error ->> 'type', length(%(error)s) + 1) = '.' || %(error)s
       from (select {schema}.object_of(t.error) as error offset 0) e
   )))

@@ -9,7 +9,8 @@ with sampled as materialized (
         limit 1
     ) last
 )
-select d.at, d.queue, d.due, d.scheduled, d.suspended, d.claimed, d.running, d.oldest_due_s, d.at_least
+select d.at, d.queue, d.due, d.scheduled, d.suspended, d.claimed, d.running, d.oldest_due_s,
+    coalesce(d.at_least, '{{}}'::text[]) as at_least
 from sampled s
 join {schema}.depths d on d.seconds in (10, 60, 3600) and d.at = s.at and d.queue is not null
 order by d.oldest_due_s desc nulls last, d.queue

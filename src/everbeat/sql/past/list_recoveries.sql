@@ -1,5 +1,6 @@
 -- List the recoveries that were noticed within `window_ms` before a moment, the latest first, at most `limit` of them. recoveries_by_time finds
--- them. Each row shows when and where the task ran next. Recoveries of tasks in `history` are not found.
+-- them. Each row shows when and where the task ran next. Recoveries of tasks in `history` are not found. The
+-- offset keeps the planner from reading the whole table of tasks.
 select
     r.id, r.task_id, r.name, r.queue, r.attempt, r.fence, r.worker_id, r.supervisor_id, r.hostname, r.pid, r.was, r.cause, r.noticed_by,
     r.last_beat_at, r.noticed_at, r.noticed_after_ms, r.action, r.next_retry_at, r.recovered_by, r.certificate::text,
@@ -11,7 +12,12 @@ from (
     order by r.noticed_at desc
     limit %(limit)s
 ) r
-left join {schema}.tasks t on t.id = r.task_id
+left join lateral (
+    select x.state, x.fence, x.started_at, x.claimed_by_worker_id, x.completed_at, x.failed_at, x.cancelled_at, x.expired_at
+    from {schema}.tasks x
+    where x.id = r.task_id
+    offset 0
+) t on true
 left join lateral (
     select later.started_at, later.worker_id
     from (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, TypeVar
 
 from markupsafe import Markup
@@ -29,6 +29,7 @@ from everbeat.web.chart_drawing import (
 )
 from everbeat.web.moments import written
 from everbeat.web.page import Visit
+from everbeat.web.requests import wants_json
 
 T = TypeVar("T")
 _BUSIEST: Final = 8
@@ -116,8 +117,9 @@ def chart_content(visit: Visit, charts: Charts | None, *, path: str) -> dict[str
         )
         for each in RANGES
     ]
-    link = partial(_link_at, visit, path, chosen.name, queue)
-    panels = [] if charts is None or charts.is_empty else _panels(visit, chosen, charts, link)
+    link = cache(partial(_link_at, visit, path, chosen.name, queue))
+    is_drawn = charts is not None and not charts.is_empty and not wants_json(visit.request)
+    panels = _panels(visit, chosen, charts, link) if is_drawn and charts is not None else []
     return {
         "ranges": ranges,
         "chart_panels": panels,

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct, structs
 
 from everbeat.app import App
-from everbeat.client.database_access import DatabaseAccess, database_of
+from everbeat.client.database_access import database_of
 from everbeat.domain.charts import ended_of
 from everbeat.domain.inspection import Pause, QueueInfo, WorkerInfo
 from everbeat.domain.limit.inspection import LimitInfo
@@ -31,8 +31,10 @@ from everbeat.web.vitals import counted_queues
 _MOST_WORKERS: Final = 1_000
 _MOST_DETAILED: Final = 12
 """For how many limits with permits in use the holders are read."""
-_MOST_KEYS: Final = 2_000
+_MOST_KEYS: Final = 1_000
 """Of how many keys of limits the waiting tasks are counted."""
+_MOST_LISTED: Final = 100
+"""How many keys in use and how many holders of each of these limits are read."""
 _MOST_PLACES: Final = 60
 _MOST_KEYS_SHOWN: Final = 10
 _SLOW_S: Final = 60.0
@@ -79,6 +81,7 @@ async def show(visit: Visit) -> PageResult:
         "everything": next((pause for pause in pauses or () if pause.kind == "all"), None),
         "task_pauses": [pause for pause in pauses or () if pause.kind == "task"],
         "most_places": _MOST_PLACES,
+        "most_listed": _MOST_LISTED,
         "most_keys": _MOST_KEYS_SHOWN,
         "slow_s": _SLOW_S,
     }
@@ -155,21 +158,25 @@ _OLD_SAMPLE_S: Final = 60.0
 
 
 async def _limits(app: App) -> list[LimitInfo]:
-    """Return the limits. Those with permits in use or with waiting tasks come first, with their holders."""
+    """Return the limits. Those with permits in use or with waiting tasks come first, with their keys in use and the holders of their permits."""
     access = database_of(app)
     listed = await access.arun(ask(list_limits(most_lines=_MOST_KEYS)))
     busy = [limit for limit in listed if limit.held or limit.waiting]
     busy.sort(key=lambda limit: (-limit.waiting, -limit.held, limit.name))
-    detailed = await asyncio.gather(*(_detailed(access, limit) for limit in busy[:_MOST_DETAILED]))
-    names = {limit.name for limit in detailed}
+    names = [limit.name for limit in busy[:_MOST_DETAILED]]
+    if not names:
+        return listed
+    gates = list_gates(names, most_lines=_MOST_KEYS, most_listed=_MOST_LISTED)
+    in_use, holders = await asyncio.gather(
+        access.arun(ask(gates)), access.arun(ask(list_holders(names, most_listed=_MOST_LISTED)))
+    )
+    detailed = [
+        structs.replace(
+            limit, in_use=tuple(in_use.get(limit.name, ())), holders=tuple(holders.get(limit.name, ()))
+        )
+        for limit in busy[:_MOST_DETAILED]
+    ]
     return [*detailed, *(limit for limit in listed if limit.name not in names)]
-
-
-async def _detailed(access: DatabaseAccess, limit: LimitInfo) -> LimitInfo:
-    """Return the limit with its keys in use and the holders of its permits."""
-    in_use = await access.arun(ask(list_gates(limit.name, most_lines=_MOST_KEYS)))
-    holders = await access.arun(ask(list_holders(limit.name)))
-    return structs.replace(limit, in_use=tuple(in_use), holders=tuple(holders))
 
 
 def _rows(
