@@ -52,8 +52,9 @@ check: static ## format, lint, types, the walls between the rooms, prose (list: 
 static: $(VENV)/.development
 	@$(PYTHON_IN) -m ruff format --check .
 	@$(PYTHON_IN) -m ruff check .
-	@$(PYTHON_IN) -m mypy
-	@$(PYTHON_IN) -m pyright --pythonpath $(PYTHON_IN)
+	@$(PYTHON_IN) -m mypy & mypy=$$!; \
+	  $(PYTHON_IN) -m pyright --pythonpath $(PYTHON_IN); pyright=$$?; \
+	  wait $$mypy && exit $$pyright
 	@$(VENV)/bin/lint-imports
 
 clean: ## remove the files that make created; ./.everbeat (your data) stays

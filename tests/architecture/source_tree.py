@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from everbeat.runtime.loading import no_collection
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "everbeat"
 PROJECT_FOLDERS = [".ci", "benchmarks", "docs", "src", "tests"]
@@ -28,8 +30,12 @@ def parse(name: str, text: str) -> Module:
 
 @cache
 def modules(folder: Path) -> list[Module]:
+    """Parse all files of a folder. The trees stay, so the garbage collector would only visit millions of nodes again and again."""
     paths = sorted(folder.rglob("*.py"))
-    return [parse(path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8")) for path in paths]
+    with no_collection():
+        return [
+            parse(path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8")) for path in paths
+        ]
 
 
 @cache

@@ -2,6 +2,8 @@
 
 import re
 from collections import Counter
+from collections.abc import Mapping
+from functools import cache
 
 import pytest
 
@@ -32,23 +34,40 @@ def names() -> list[str]:
     return sorted(path.relative_to(SQL).as_posix() for path in SQL.rglob("*.sql"))
 
 
-@pytest.mark.parametrize("name", names())
-def test_every_sql_file_begins_with_a_comment(name: str) -> None:
-    first = (SQL / name).read_text(encoding="utf-8").split("\n", 1)[0]
-    assert re.match(r"-- \w", first), f"sql/{name} must open with a comment, not with {first!r}"
+@cache
+def texts() -> Mapping[str, str]:
+    """Return the text of each .sql file. A test for each file would be one of thousands that each test process collects."""
+    return {name: (SQL / name).read_text(encoding="utf-8") for name in names()}
 
 
-@pytest.mark.parametrize("name", names())
-def test_every_sql_file_has_one_statement(name: str) -> None:
-    assert statements((SQL / name).read_text(encoding="utf-8")) == 1
+def test_every_sql_file_begins_with_a_comment() -> None:
+    first_lines = {name: text.split("\n", 1)[0] for name, text in texts().items()}
+    assert {name: line for name, line in first_lines.items() if not re.match(r"-- \w", line)} == {}
 
 
-@pytest.mark.parametrize("name", names())
-def test_a_plain_string_in_sql_contains_no_backslash(name: str) -> None:  # J1
+def test_every_sql_file_has_one_statement() -> None:
+    numbers_found = {name: statements(text) for name, text in texts().items()}
+    assert {name: number for name, number in numbers_found.items() if number != 1} == {}
+
+
+def test_a_plain_string_in_sql_contains_no_backslash() -> None:  # J1
     r"""A database with standard_conforming_strings = off reads it in another way: write E'\\\\' for one."""
-    for found in NOT_CODE.finditer((SQL / name).read_text(encoding="utf-8")):
-        parts = NOT_CODE.finditer(found[0].strip("$")) if found[0].startswith("$") else [found]
-        assert not [each[0] for each in parts if each[0].startswith("'") and "\\" in each[0]]
+    assert {name: found for name, text in texts().items() if (found := backslashes(text))} == {}
+
+
+def backslashes(text: str) -> list[str]:
+    """Return the plain strings with a backslash, also those in the bodies of functions."""
+    return [
+        each[0]
+        for found in NOT_CODE.finditer(text)
+        for each in (NOT_CODE.finditer(found[0].strip("$")) if found[0].startswith("$") else [found])
+        if each[0].startswith("'") and "\\" in each[0]
+    ]
+
+
+def test_a_backslash_in_a_plain_string_is_found_in_statements_and_functions() -> None:
+    assert backslashes(r"select '\a', E'\b', 'c'") == [r"'\a'"]
+    assert backslashes(r"create function f() as $$ select '\a' || E'\b' $$") == [r"'\a'"]
 
 
 def test_every_sql_fragment_is_part_of_at_least_two_statements() -> None:
@@ -72,15 +91,16 @@ def test_migrations_are_numbered_without_gaps_and_no_two_steps_have_one_number()
         assert len(set(numbered)) == len(numbered), f"{folder}: two steps with one number have no order"
 
 
-@pytest.mark.parametrize("name", [name for name in names() if re.match(r"schema/00(?!0\d|10)\d\d_", name)])
-def test_an_index_of_a_table_that_is_in_use_is_built_and_dropped_concurrently(name: str) -> None:  # J3
-    text = (SQL / name).read_text(encoding="utf-8")
-    plain = NOT_CODE.sub(" x ", text.replace("{schema}", "s").replace("{concurrently}", "concurrently"))
-    says_index = re.search(r"\b(create\s+(unique\s+)?|drop\s+)index\b", plain, re.IGNORECASE) is not None
-    step = MigrationStep(0, name.removesuffix(".sql"))
-    assert step.is_concurrent is says_index
-    if says_index:
-        assert re.search(rf"\b{step.index}\b", plain)
+def test_an_index_of_a_table_that_is_in_use_is_built_and_dropped_concurrently() -> None:  # J3
+    in_use = {name: text for name, text in texts().items() if re.match(r"schema/00(?!0\d|10)\d\d_", name)}
+    assert in_use
+    for name, text in in_use.items():
+        plain = NOT_CODE.sub(" x ", text.replace("{schema}", "s").replace("{concurrently}", "concurrently"))
+        says_index = re.search(r"\b(create\s+(unique\s+)?|drop\s+)index\b", plain, re.IGNORECASE) is not None
+        step = MigrationStep(0, name.removesuffix(".sql"))
+        assert step.is_concurrent is says_index, name
+        if says_index:
+            assert re.search(rf"\b{step.index}\b", plain), name
 
 
 def numbers(pattern: re.Pattern[str], found: list[str]) -> list[int]:

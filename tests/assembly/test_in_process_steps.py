@@ -10,6 +10,8 @@ import pytest
 from everbeat import App, Completed, Context, Failed
 from everbeat.errors import PayloadError
 
+pytestmark = pytest.mark.usefixtures("migrated")
+
 
 @pytest.fixture
 def app(database_url: str, schema: str) -> Iterator[App]:

@@ -15,6 +15,9 @@ from everbeat.logging import TaskFilter, task_fields
 from everbeat.worker.messages import AttemptEnded, WorkerMessage
 from everbeat.worker.worker import Worker
 
+pytestmark = pytest.mark.usefixtures("migrated")
+
+
 SETTINGS = {"process_concurrency": 0}
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from everbeat.bench.machine import ENDED, STOLEN, OtherUsage, Process, Reading, between
+from tests.variants import long_except
 
 US, SERVER, CHILD, SHELL, INNER, BUILD, KERNEL = 100, 200, 101, 300, 301, 302, 2
 
@@ -114,7 +115,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux repo
 
 @linux_only
 @pytest.mark.story
-@pytest.mark.parametrize("how", ["child", "orphan", "session"])
+@pytest.mark.parametrize("how", long_except(["child", "orphan", "session"], "orphan"))
 def test_ended_processes_of_the_bench_do_not_count_as_others(database_url: str, how: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OWN, database_url, how], capture_output=True, text=True, timeout=60

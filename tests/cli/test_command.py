@@ -89,7 +89,7 @@ def test_unknown_command_options_are_refused(everbeat: Command, command: list[st
 
 
 @pytest.mark.parametrize(
-    "command", every_nth_quick(4, [["queues"], ["workers"], ["tasks", "list"], ["recoveries"], ["sweep"]])
+    "command", every_nth_quick(5, [["queues"], ["workers"], ["tasks", "list"], ["recoveries"], ["sweep"]])
 )
 def test_every_command_reports_an_unreachable_database_without_a_traceback(
     everbeat: Command, command: list[str]

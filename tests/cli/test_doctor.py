@@ -15,6 +15,7 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
+import pytest
 from psycopg import sql
 
 from everbeat import App, RecoveryConfig
@@ -146,6 +147,7 @@ class TestServer:
                     assert found["LISTEN"].verdict is verdict
                     assert found["POOLER"].verdict is CheckVerdict.OK
 
+    @pytest.mark.long
     def test_doctor_reports_a_full_notification_queue_and_its_session(
         self, new_server: NewServer, database_url: str
     ) -> None:  # J12

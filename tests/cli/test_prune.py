@@ -15,6 +15,8 @@ from tests.cli.conftest import Command
 from tests.store.aged import Aged
 from tests.store.test_history_plans import FILL
 
+pytestmark = pytest.mark.usefixtures("migrated")
+
 
 @pytest.fixture
 def aged(everbeat: Command, database_url: str, schema: str) -> Iterator[Aged]:

@@ -24,6 +24,9 @@ from tests.store.conftest import StoreHarness
 from tests.store.scheduling import HOUR, decide, due_one, put
 from tests.variants import every_nth_quick
 
+pytestmark = pytest.mark.usefixtures("migrated")
+
+
 __all__ = ["app"]
 
 BERLIN = ["--cron", "30 2 * * *", "--timezone", "Europe/Berlin", "--since", "2026-03-28T00:00:00Z"]

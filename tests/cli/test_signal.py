@@ -9,7 +9,7 @@ import pytest
 from everbeat.cli.failures import ExitCode
 from tests.cli.conftest import Command
 
-pytestmark = pytest.mark.story
+pytestmark = [pytest.mark.story, pytest.mark.usefixtures("migrated")]
 
 
 def test_tasks_signal_stores_a_signal(everbeat: Command) -> None:

@@ -17,7 +17,7 @@ from everbeat.cli.failures import ExitCode
 from tests.cli.conftest import Answer, Command, RunningWorker
 from tests.variants import every_nth_quick
 
-pytestmark = pytest.mark.story
+pytestmark = [pytest.mark.story, pytest.mark.usefixtures("migrated")]
 
 MORE_INVALID_OPTIONS = (("--grace", "soon"), ("--log-level", "loud"), ("--threads", "many"))
 

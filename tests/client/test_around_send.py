@@ -16,6 +16,8 @@ from everbeat.middleware import SendCall
 from everbeat.store import batches
 from tests.store.conftest import StoreHarness
 
+pytestmark = pytest.mark.usefixtures("migrated")
+
 
 @pytest.fixture
 def app(database_url: str, schema: str) -> Iterator[App]:

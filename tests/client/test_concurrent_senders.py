@@ -75,6 +75,7 @@ def best_rate(target: Target, senders: int) -> float:
 
 
 # Beside other tests, the machine's noise hides a fifth. Commits one after another are slower by far more than half.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("numbers", "least"), [((4, 16), 0.5), pytest.param((1, 2, 4, 8, 16), 0.8, marks=pytest.mark.long)]
 )

@@ -93,7 +93,7 @@ def test_an_invalid_schema_name_is_refused(database_url: str, schema: Any) -> No
 
 
 def test_the_error_of_an_unreachable_database_hides_the_password() -> None:
-    error = refused(App("postgresql://user:secret@127.0.0.1:1/app"), DatabaseUnreachable)
+    error = refused(App("postgresql://user:secret@127.0.0.1:1/app", patience="300ms"), DatabaseUnreachable)
     assert "127.0.0.1:1/app" in error.message
     assert error.message.count("\n") == 0
     assert error.message.endswith("Connection refused.")
@@ -205,7 +205,7 @@ def test_an_unreachable_host_is_not_reported_as_a_refused_login(database_url: st
 def test_a_read_only_database_is_refused(database_url: str, schema: str) -> None:
     with role(database_url) as (name, url):
         execute(database_url, sql.SQL("alter role {} set default_transaction_read_only = on"), name)
-        assert "writes" in refused(App(url, schema=schema), DatabaseReadOnly).message
+        assert "writes" in refused(App(url, schema=schema, patience="300ms"), DatabaseReadOnly).message
 
 
 def test_a_postgresql_server_that_is_too_old_is_refused(

@@ -112,6 +112,7 @@ def test_calls_end_with_an_error_while_the_only_primary_is_frozen(  # J15
     assert app.send_by_name("work").info().name == "work"
 
 
+@pytest.mark.long
 @pytest.mark.story
 def test_sends_end_with_an_error_while_the_synchronous_standby_is_down(  # J15
     new_pair: NewPair, make_app: MakeApp

@@ -11,6 +11,9 @@ from everbeat import App
 from everbeat.client import sent_together
 from everbeat.errors import ConfigurationError, PayloadError
 
+pytestmark = pytest.mark.usefixtures("migrated")
+
+
 LIMIT = 1024 * 1024
 FITS = LIMIT - len('{"text":""}')
 

@@ -16,6 +16,8 @@ from everbeat import WORKER_CRASHED, App, Handle, QueueConfig, RetryPolicy, Task
 from everbeat.errors import BlockingCallInLoop, ConfigurationError, PayloadError
 from tests.store.conftest import StoreHarness
 
+pytestmark = pytest.mark.usefixtures("migrated")
+
 
 def test_a_sent_task_is_pending_and_has_the_time_it_was_sent(app: App, db: StoreHarness) -> None:  # B2
     @app.task(queue="mail", priority=-3, flags=["infrastructure_resilient"])

@@ -16,6 +16,9 @@ from everbeat.errors import OutsideWorker, PayloadError
 from everbeat.workflows import WorkflowCall, WorkflowState
 from tests.client.working import working
 
+pytestmark = pytest.mark.usefixtures("migrated")
+
+
 AGAIN = RetryPolicy(max_retries=3, intervals=["1s"], jitter=0, auto_retry_for=["UNHANDLED_EXCEPTION"])
 
 

@@ -13,6 +13,9 @@ from everbeat.errors import ConfigurationError, TaskFailed
 from everbeat.workflows import WorkflowState, first
 from tests.client.working import working
 
+pytestmark = pytest.mark.usefixtures("migrated")
+
+
 SOON_S = "30s"
 
 

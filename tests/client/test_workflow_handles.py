@@ -28,6 +28,8 @@ from everbeat.errors import (
 from everbeat.workflows import Nodes
 from tests.client.blocking import wait_until_blocked_by
 
+pytestmark = pytest.mark.usefixtures("migrated")
+
 
 @dataclass
 class Payment:

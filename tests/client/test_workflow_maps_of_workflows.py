@@ -30,6 +30,8 @@ from tests.client.workflow_app import (
 from tests.client.workflow_app import app as drafting
 from tests.client.working import working
 
+pytestmark = pytest.mark.usefixtures("migrated")
+
 
 @drafting.define_workflow("wrapped")
 def parcel(wf: Workflow, order: Order, fragile: bool = False) -> Node[str]:

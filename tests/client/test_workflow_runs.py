@@ -12,6 +12,8 @@ from everbeat import App, Completed, Failed, Node, TaskError, TaskResult, Workfl
 from everbeat.workflows import Nodes, outcomes, results
 from tests.client.working import working
 
+pytestmark = pytest.mark.usefixtures("migrated")
+
 
 @dataclass
 class Order:

@@ -8,6 +8,7 @@ import os
 from uuid import UUID
 
 import psycopg
+import pytest
 from msgspec.structs import replace
 
 from everbeat.maintenance.cleanup import HIGHEST_ID
@@ -100,6 +101,7 @@ def test_a_task_larger_than_a_step_moves_alone(db: StoreHarness) -> None:
     assert ids_in(db, "history") == set(tasks)
 
 
+@pytest.mark.long
 def test_a_step_moves_a_limited_number_of_uncompressed_bytes(db: StoreHarness) -> None:
     """The arrays of `history` contain large values uncompressed, at most 128 MB of them in a step."""
     tasks = in_order(db, 4)

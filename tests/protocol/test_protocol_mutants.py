@@ -106,10 +106,10 @@ def notices(database: FaultyDatabase, mutant: Mutant | None, seed: int) -> str |
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "mutant",
+    # The model and the mutants of single statements find the same mistakes. "no amnesty" takes ten times as long as the others.
     [
-        # This seed of a long run takes ten times as long as the others; the model finds the same mistake.
-        pytest.param(mutant, marks=pytest.mark.long) if mutant.why == "no amnesty" else mutant
-        for mutant in MUTANTS
+        pytest.param(mutant, marks=pytest.mark.long) if number % 2 or mutant.why == "no amnesty" else mutant
+        for number, mutant in enumerate(MUTANTS)
     ],
     ids=lambda mutant: mutant.why,
 )

@@ -81,6 +81,7 @@ def waiting_in(
             process.kill()
 
 
+@pytest.mark.long
 def test_a_process_frozen_in_any_kind_of_transaction_blocks_others_for_a_bounded_time_and_the_doctor_names_it(
     db: StoreHarness, schema: str
 ) -> None:  # J14

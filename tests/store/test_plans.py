@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from psycopg import sql
+from psycopg import Connection, sql
 
 from everbeat.domain.identifiers import bounds
 from everbeat.domain.task.needs import MarkedTasks
@@ -37,6 +38,7 @@ from tests.store.conftest import StoreHarness
 
 ROWS = 100_000
 HELD = 500
+SCHEMA = "plans"
 
 FILL = """
 insert into {schema}.tasks (id, name, queue, priority, state, args, sent_at, enqueued_at, claim_id, claimed_at, claimed_by_worker_id,
@@ -59,23 +61,44 @@ from (
 
 @contextmanager
 def filled(database_url: str, *, rows: int, in_flight: int) -> Iterator[StoreHarness]:
-    """Create a schema with this many waiting tasks, twice as many ended ones, and `in_flight` running ones."""
-    schema = f"test_plans_{uuid4().hex[:8]}"
-    target = Target.parse(database_url, schema=schema)
-    connection = target.connect("everbeat test")
-    migrating.migrate(connection, target)
-    party = StoreHarness(target, connection)
-    party.supervisor("s1", "w1")
-    party.supervisor("s2", "w2", "w3")
-    connection.execute(sql.SQL(FILL).format(schema=sql.Identifier(schema)), {"rows": rows, "held": in_flight})
-    for table in ("tasks", "workers", "supervisors", "attempts"):
-        connection.execute(
-            sql.SQL("vacuum analyze {}.{}").format(sql.Identifier(schema), sql.Identifier(table))
-        )
-    yield party
-    connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(schema)))
-    party.database.close()
-    connection.close()
+    """Create a schema with this many waiting tasks, twice as many ended ones, and `in_flight` running ones.
+
+    The schema is in its own database, a copy of a template: to copy the files takes a twentieth of the time of the inserts.
+    """
+    name = f"filled_{uuid4().hex[:8]}"
+    with psycopg.connect(database_url, autocommit=True) as server:
+        template = _template(server, database_url, rows=rows, in_flight=in_flight)
+        server.execute(f"create database {name} template {template} strategy file_copy".encode())
+        target = Target.parse(_in_database(database_url, name), schema=SCHEMA)
+        connection = target.connect("everbeat test")
+        party = StoreHarness(target, connection)
+        yield party
+        party.database.close()
+        connection.close()
+        server.execute(f"drop database {name} with (force)".encode())
+
+
+def _template(server: Connection[Any], database_url: str, *, rows: int, in_flight: int) -> str:
+    """Return the name of the filled database from which copies are made, after creating it if it does not exist."""
+    name = f"filled_{rows}_{in_flight}"
+    if server.execute("select from pg_database where datname = %s", [name]).rowcount:
+        return name
+    server.execute(f"create database {name}".encode())
+    target = Target.parse(_in_database(database_url, name), schema=SCHEMA)
+    with target.connect("everbeat test") as connection:
+        migrating.migrate(connection, target)
+        party = StoreHarness(target, connection)
+        party.supervisor("s1", "w1")
+        party.supervisor("s2", "w2", "w3")
+        connection.execute(party.plain(FILL), {"rows": rows, "held": in_flight})
+        for table in ("tasks", "workers", "supervisors", "attempts"):
+            connection.execute(party.plain(f"vacuum analyze {{schema}}.{table}"))
+        party.database.close()
+    return name
+
+
+def _in_database(database_url: str, name: str) -> str:
+    return urlsplit(database_url)._replace(path=f"/{name}").geturl()
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ def test_a_promoted_standby_has_every_synchronous_commit(new_pair: NewPair) -> N
         connection.execute("insert into said values ('written after the promotion')")
 
 
+@pytest.mark.long
 def test_a_frozen_primary_accepts_connections_and_does_not_reply(new_pair: NewPair) -> None:
     pair = new_pair()
     pair.freeze_primary()
@@ -36,6 +37,7 @@ def test_a_frozen_primary_accepts_connections_and_does_not_reply(new_pair: NewPa
         assert connection.execute("select 1").fetchone() == (1,)
 
 
+@pytest.mark.long
 def test_a_commit_waits_for_a_stopped_synchronous_standby(new_pair: NewPair) -> None:
     pair = new_pair(synchronous=True)
     pair.stop_standby()

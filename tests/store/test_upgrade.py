@@ -136,6 +136,7 @@ def code(folder: Path, *statements: Mapping[str, str]) -> Path:
     return next_version(folder / "later", {name: text for each in statements for name, text in each.items()})
 
 
+@pytest.mark.long
 def test_an_upgrade_that_waits_for_an_open_transaction_delays_no_sender(
     db: StoreHarness, tmp_path: Path, migrator: Callable[..., Migrator]
 ) -> None:  # J3

@@ -76,6 +76,7 @@ def test_a_stop_follows_the_policy_even_if_an_exit_proves_no_death(
         assert scenario.task(handle.id)["state"] == ("PENDING" if policy in AGAIN else "FAILED"), policy
 
 
+@pytest.mark.long
 def test_a_stopped_worker_is_buried_after_its_code_was_settled(
     scenario: Scenario, deploys: ModuleType
 ) -> None:  # J1

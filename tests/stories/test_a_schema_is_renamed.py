@@ -38,6 +38,7 @@ def away(scenario: Scenario) -> Iterator[str]:
         rename(scenario, name, scenario.schema)
 
 
+@pytest.mark.long
 def test_workers_wait_for_a_renamed_schema_and_lose_nothing(
     scenario: Scenario, sample_tasks: ModuleType, away: str
 ) -> None:  # J11

@@ -38,6 +38,7 @@ def reports(scenario: Scenario) -> Counter[str]:
     return Counter(line["step"] for line in scenario.effects() if line["step"].startswith("on_"))
 
 
+@pytest.mark.long
 def test_a_batch_that_grows_from_its_own_tasks_ends_once_under_kills(
     scenario: Scenario, gathering: ModuleType
 ) -> None:  # K11

@@ -72,6 +72,7 @@ def test_the_log_of_a_killed_attempt_has_its_last_lines_and_the_second_attempt_h
     )
 
 
+@pytest.mark.long
 def test_a_worker_that_was_declared_dead_logs_only_under_its_own_claim(
     scenario: Scenario, logging_tasks: ModuleType
 ) -> None:

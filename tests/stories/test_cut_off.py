@@ -78,6 +78,7 @@ def cut_off_and_taken_over(
     return leads
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ways", [{}, pytest.param(BY_AGE, marks=pytest.mark.long)], ids=["all ways", "by age"]
 )

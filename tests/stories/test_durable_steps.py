@@ -61,6 +61,7 @@ def test_the_tries_of_a_step_are_counted_through_the_death_of_its_process(
     assert [one["outcome"] for one in scenario.attempts(task.id)] == ["CRASHED", "FAILED"]
 
 
+@pytest.mark.long
 def test_a_sleeping_task_wakes_on_time_although_its_whole_tree_was_killed(
     scenario: Scenario, durable: ModuleType
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_killed_tree_is_noticed_in_three_seconds_although_forks_of_its_tasks_l
     assert {row["noticed_by"] for row in scenario.recoveries()} == {"session"}
 
 
+@pytest.mark.long
 def test_a_replacement_recovers_a_killed_tree_although_forks_of_its_tasks_live(
     scenario: Scenario, forking: ModuleType, left: LeftProcesses
 ) -> None:  # J13

@@ -75,6 +75,7 @@ def test_a_gather_survives_kills_of_the_whole_tree(scenario: Scenario, gathering
     assert again <= recovered[0]["n"]
 
 
+@pytest.mark.long
 def test_kills_between_two_gathers_repeat_no_child(scenario: Scenario, gathering: ModuleType) -> None:
     scenario.ready_tree(program="gathering", worker=ALONE)
     task = gathering.twice.send(30)

@@ -143,6 +143,7 @@ def test_snapshots_of_workers_are_stored_and_readable(
     scenario.open_gate("a")
 
 
+@pytest.mark.long
 def test_a_stopping_worker_beats_until_its_last_task_has_ended(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # B12

@@ -119,6 +119,7 @@ def test_five_shuffled_copies_of_each_message_run_each_task_once(
     assert nats.travelled() >= 1_000
 
 
+@pytest.mark.long
 def test_recovered_tasks_are_published_once_more_with_the_reason(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:  # N3 N10

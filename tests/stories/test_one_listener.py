@@ -86,6 +86,7 @@ def test_a_tree_with_one_worker_process_gets_hints_without_its_supervisor(
     scenario.until(scenario.state_is(task.id, "COMPLETED"), within=SOON_S, what="it ran", tree=tree)
 
 
+@pytest.mark.long
 def test_hints_arrive_again_after_the_listen_session_was_terminated(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:
@@ -108,6 +109,7 @@ def test_hints_arrive_again_after_the_listen_session_was_terminated(
     assert [task.result(timeout=30) for task in tasks] == ["done"] * 3
 
 
+@pytest.mark.long
 def test_a_frozen_worker_delays_no_hints_of_others_and_its_supervisor_keeps_few_of_its_hints(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:

@@ -163,6 +163,7 @@ def test_a_database_that_is_frozen_fails_readiness_and_never_liveness(
     assert probed.ask("/livez")[0] == 200
 
 
+@pytest.mark.long
 def test_a_supervisor_whose_loop_stands_still_is_not_alive_until_it_runs_again(probed: Probed) -> None:  # O7
     alive = probed.scenario.folder / "alive"
     probed.until("/readyz", 200)

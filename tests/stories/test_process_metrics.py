@@ -45,6 +45,7 @@ class Scraped:
             return samples(answer.read().decode())
 
 
+@pytest.mark.long
 def test_the_metrics_of_a_supervisor_equal_what_happened_in_its_processes(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # O5

@@ -53,6 +53,7 @@ def asked(scenario: Scenario, asking: ModuleType, task_id: UUID) -> Any:
     return next(each for each in asking.app.inbox() if each.task_id == task_id)
 
 
+@pytest.mark.long
 def test_a_question_outlives_its_worker_and_is_answered_by_a_command(
     scenario: Scenario, asking: ModuleType
 ) -> None:

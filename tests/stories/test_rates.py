@@ -39,6 +39,7 @@ def until_ended(scenario: Scenario) -> None:
     scenario.until(lambda: not live & scenario.states().keys(), within=60, what="the end of all tasks")
 
 
+@pytest.mark.long
 def test_counts_of_many_workers_equal_the_attempts(scenario: Scenario, sample_tasks: ModuleType) -> None:
     crews = [{"processes": 2, "process_concurrency": 1}, {"process_concurrency": 1}]
     trees = [scenario.start_tree(recovery=FAST, worker=crew) for crew in crews]

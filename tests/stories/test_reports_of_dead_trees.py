@@ -49,6 +49,7 @@ def a_running_task(scenario: Scenario, sample_tasks: ModuleType, tree: Tree) -> 
 
 
 class TestEveryTreeIsKilled:
+    @pytest.mark.long
     def test_explain_doctor_and_workers_report_that_every_tree_is_dead(
         self, scenario: Scenario, sample_tasks: ModuleType, app: App
     ) -> None:  # E4

@@ -102,6 +102,7 @@ class TestKill:
 
 
 class TestOrder:
+    @pytest.mark.long
     def test_a_head_that_waits_for_its_retry_blocks_its_line(
         self, scenario: Scenario, lines: ModuleType
     ) -> None:  # F8

@@ -14,6 +14,7 @@ import pytest
 from everbeat.domain.task.streams import StreamItem
 from everbeat.errors import WaitTimeout
 from tests.stories.scenario import BY_AGE, FAST, Scenario, program_of
+from tests.variants import long_except
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(180)]
 
@@ -57,7 +58,7 @@ def stored(scenario: Scenario, task_id: UUID) -> list[dict[str, Any]]:
     )
 
 
-@pytest.mark.parametrize("mode", ["async", "in_thread", "in_process"])
+@pytest.mark.parametrize("mode", long_except(["async", "in_thread", "in_process"], "in_process"))
 def test_a_reader_sees_each_item_once_and_in_order_although_the_workers_are_killed(
     scenario: Scenario, emitting: ModuleType, mode: str
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_reader_sees_each_item_once_and_in_order_although_the_workers_are_kill
     assert [row["number"] for row in stored(scenario, task.id)] == [item.number for item in items]
 
 
+@pytest.mark.long
 def test_a_worker_that_was_declared_dead_stores_no_more_items(
     scenario: Scenario, emitting: ModuleType
 ) -> None:

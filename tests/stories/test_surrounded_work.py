@@ -108,6 +108,7 @@ def test_a_resource_that_breaks_later_is_the_start_problem_of_the_tree(
     )
 
 
+@pytest.mark.long
 def test_a_resource_that_does_not_close_is_reported_and_delays_the_shutdown_by_seconds_only(
     scenario: Scenario, program: ModuleType
 ) -> None:
@@ -140,6 +141,7 @@ def test_one_middleware_surrounds_async_thread_and_process_tasks_where_their_cod
     assert scenario.task(failed)["error"]["type"] == "ValueError"
 
 
+@pytest.mark.long
 def test_a_timeout_and_a_lost_lease_run_the_finally_of_the_middleware(
     scenario: Scenario, program: ModuleType
 ) -> None:
@@ -161,6 +163,7 @@ def test_a_timeout_and_a_lost_lease_run_the_finally_of_the_middleware(
     scenario.until(lambda: Counter(steps(scenario, lost)) == wanted, within=10, what="both ran the finally")
 
 
+@pytest.mark.long
 def test_a_suspended_task_leaves_the_middleware_as_if_it_had_ended_and_enters_it_again(
     scenario: Scenario, program: ModuleType
 ) -> None:

@@ -111,6 +111,7 @@ def test_options_of_a_send_override_those_of_the_function(
     assert unlimited.outcome(timeout=20).error.code == "TASK_CANCELLED"
 
 
+@pytest.mark.long
 def test_a_scheduled_task_starts_on_time_on_an_idle_worker(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # B7
@@ -131,6 +132,7 @@ def test_a_scheduled_task_starts_on_time_on_an_idle_worker(
     assert handle.result(timeout=20) == 1
 
 
+@pytest.mark.long
 def test_one_process_runs_five_hundred_sleeping_tasks_at_once(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # B8

@@ -51,6 +51,7 @@ def test_a_task_survives_an_immediate_restart_of_the_database(
     sample_tasks.app.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ways", [{}, pytest.param(BY_AGE, marks=pytest.mark.long)], ids=["all ways", "by age"]
 )

@@ -89,6 +89,7 @@ class TestKilledWorkerProcess:
 
 
 class TestKilledTree:
+    @pytest.mark.long
     def test_another_tree_settles_the_tasks_of_a_killed_tree_within_three_seconds(
         self, scenario: Scenario, sample_tasks: ModuleType
     ) -> None:  # E4
@@ -111,6 +112,7 @@ class TestKilledTree:
         assert task.result(timeout=20) == "done"
         assert len(scenario.effects("start", task.id)) == 2
 
+    @pytest.mark.long
     def test_claimed_tasks_of_a_killed_tree_are_requeued_by_age(
         self, scenario: Scenario, sample_tasks: ModuleType
     ) -> None:  # E1
@@ -318,6 +320,7 @@ class TestMany:
         assert len(scenario.recoveries()) == 50
         assert len({one["task_id"] for one in scenario.recoveries()}) == 50
 
+    @pytest.mark.long
     def test_five_hundred_tasks_of_a_killed_tree_are_settled_within_fifteen_seconds(
         self, scenario: Scenario, sample_tasks: ModuleType
     ) -> None:  # E9

@@ -57,7 +57,7 @@ def ends_with_one_workflow(scenario: Scenario, founding: ModuleType, task: Handl
     assert founding.app.workflow_handle(workflow_id).result(timeout=30) == "parcel 7"
 
 
-@pytest.mark.parametrize("mode", modes("async", "process"))
+@pytest.mark.parametrize("mode", modes("process"))
 def test_a_program_that_is_killed_after_the_start_leaves_one_workflow(
     scenario: Scenario, founding: ModuleType, mode: str
 ) -> None:  # J7
@@ -108,7 +108,7 @@ def test_a_program_that_is_stopped_during_the_start_leaves_one_workflow(
     assert [one["outcome"] for one in scenario.attempts(task.id)][-1] == "COMPLETED"
 
 
-@pytest.mark.parametrize("mode", modes("async", "thread"))
+@pytest.mark.parametrize("mode", modes("thread"))
 def test_a_cancel_during_the_start_cancels_the_workflow(
     scenario: Scenario, founding: ModuleType, mode: str
 ) -> None:  # J7

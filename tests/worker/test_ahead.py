@@ -83,6 +83,7 @@ async def test_tasks_that_wait_too_long_are_released_in_one_batch_with_one_notif
     assert all(len(harness.attempts(each)) == 1 for each in others)
 
 
+@pytest.mark.long
 async def test_a_function_whose_tasks_were_released_is_not_claimed_ahead_for_five_seconds(
     harness: WorkerHarness,
 ) -> None:  # J5

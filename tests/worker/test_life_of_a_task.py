@@ -234,6 +234,7 @@ async def test_a_blocking_task_does_not_delay_tasks_of_other_modes(
         await running.finished(blocking)
 
 
+@pytest.mark.long
 async def test_a_worker_runs_500_sleeping_tasks_within_3_s(harness: WorkerHarness) -> None:  # B8
     sent = harness.send_many("nap", [{"seconds": 1.0}] * 500)
     began = time.monotonic()

@@ -59,6 +59,7 @@ def test_recycled_worker_processes_lose_no_task(harness: WorkerHarness, log: Pat
     assert "in_order=False" not in text
 
 
+@pytest.mark.long
 def test_a_retired_process_finishes_its_tasks_beside_its_successor(harness: WorkerHarness, log: Path) -> None:
     with tree(harness.target, log, max_tasks_per_process=2, async_concurrency=4, prefetch=0) as running_tree:
         long = harness.send("whereabouts", seconds=12)
