@@ -233,6 +233,10 @@ class Scenario:
         print(f"{what}: {took:.2f} s")
         return took
 
+    def until_logged(self, tree: Tree, word: str, *, within: float = 20) -> None:
+        """Wait until the word is in the tree's log: a process can log an event after others have seen its effect."""
+        self.until(lambda: word in tree.output(), within=within, what=f"{word!r} is logged", tree=tree)
+
     def state_is(self, task_id: UUID, *states: str) -> Callable[[], bool]:
         return lambda: self.task(task_id)["state"] in states
 

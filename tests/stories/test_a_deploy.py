@@ -143,7 +143,7 @@ def test_a_second_signal_kills_unresponsive_processes_and_a_cancel_overrides_the
     (worker,) = scenario.workers(tree)
     os.kill(worker["pid"], signal.SIGTERM)  # only the supervisor decides
     tree.process.terminate()
-    scenario.until(lambda: "stop_asked times=1" in tree.output(), within=10, what="it drains", tree=tree)
+    scenario.until_logged(tree, "stop_asked times=1", within=10)
     cancelled.cancel()
     began = time.monotonic()
     assert tree.stop() == 0, tree.output()

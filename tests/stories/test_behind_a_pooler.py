@@ -54,7 +54,7 @@ def test_a_dead_tree_behind_a_transaction_pooler_is_recovered_by_age(
     second = scenario.ready_tree(recovery=FAST)
     time.sleep(2 * FAST["running_stale_threshold_ms"] / 1_000)  # no live tree may be declared dead meanwhile
     assert scenario.recoveries() == []
-    assert "session_lock_off" in first.output()
+    scenario.until_logged(first, "session_lock_off")
     first.kill()
     took = scenario.until(lambda: len(scenario.recoveries()) == 5, within=4 * SLACK, what="recovered by age")
     assert {row["noticed_by"] for row in scenario.recoveries()} == {"age"}

@@ -15,6 +15,7 @@ from tests.conftest import NewServer
 from tests.nats_server import free_port
 from tests.stories.pooler import pooled
 from tests.stories.scenario import FAST, SLACK, Scenario
+from tests.stories.test_mass_session_loss import held_sessions
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
 
@@ -59,6 +60,7 @@ def test_hints_and_session_detection_work_behind_a_session_pooler(
         assert app.send_by_name("quick", {"n": n}).result(timeout=30) == n
         took.append(time.monotonic() - began_at)
     assert sorted(took)[len(took) // 2] < 0.3, "polls would take a second"
+    scenario.until(lambda: held_sessions(scenario) == 1, within=20, what="the tree holds its session lock")
     assert "session_lock_off" not in first.output()
     running = app.send_by_name("wait_for_on_crash", {"gate_name": "go"})
     scenario.until(scenario.started(running.id), within=20, what="it runs")

@@ -58,7 +58,7 @@ def test_live_trees_without_a_session_are_not_ended_on_their_own_machine(
         observer = scenario.ready_tree(recovery=RECOVERY, url=lock_out(server, scenario))
         time.sleep(6)  # four checks more than the grace and the wait need, also for a mass loss
         assert scenario.recoveries() == []
-        assert "living_trees_cut_off" in observer.output()
+        scenario.until_logged(observer, "living_trees_cut_off")
         set_password(server, "first")
         scenario.open_gate("go")
         assert [task.result(timeout=20 * SLACK) for task in tasks] == ["done"] * len(tasks)

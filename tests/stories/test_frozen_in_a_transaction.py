@@ -86,9 +86,7 @@ def test_the_sessions_of_a_frozen_tree_are_ended_when_it_is_declared_dead(
     scenario.until(
         lambda: sessions() == 0, within=10 * SLACK, what="no session of the frozen tree", tree=observer
     )
-    scenario.until(
-        lambda: "sessions_ended" in observer.output(), within=5 * SLACK, what="the observer's word"
-    )
+    scenario.until_logged(observer, "sessions_ended", within=5 * SLACK)
     frozen.thaw()
     scenario.until(lambda: sessions() >= 6, within=10 * SLACK, what="it is back", tree=frozen)
     assert Starter(flows).start(sample_graph()).result(timeout=60) == [1, 2, 3]

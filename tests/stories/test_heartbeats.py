@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from types import ModuleType
 
@@ -117,8 +118,11 @@ def test_a_worker_whose_code_blocks_the_loop_or_the_gil_is_not_declared_dead(
     blocking.result(timeout=60)
     assert scenario.recoveries() == []
     assert len(scenario.effects("start", blocking.id)) == 1
-    named = [line for line in tree.output().splitlines() if "loop_blocked" in line and task_name in line]
-    assert named, f"the log names the task:\n{tree.output()[-3000:]}"
+    scenario.until(
+        lambda: re.search(f"loop_blocked .*{task_name}", tree.output()),
+        within=20,
+        what="the log names the task",
+    )
 
 
 def test_snapshots_of_workers_are_stored_and_readable(

@@ -91,9 +91,7 @@ def test_a_message_about_a_task_that_runs_elsewhere_is_acknowledged_without_runn
     nats.publish(
         [copy_of(task.id)] * 5
     )  # the holder may get one or two, since its old requests are still open
-    scenario.until(
-        lambda: "task_skipped_active_elsewhere" in other.output(), within=20, what="the other one skips it"
-    )
+    scenario.until_logged(other, "task_skipped_active_elsewhere")
     assert nats.travelled() == before + 5
     scenario.open_gate("go")
     assert task.result(timeout=20) == "done"
@@ -147,13 +145,18 @@ def test_recovered_tasks_are_published_once_more_with_the_reason(
     assert [message.reason for message, _ in cleared] == [reason]
     assert (cleared[0][1]["cleared"], cleared[0][1]["clear_reason"]) == ("true", reason)
     assert cleared[0][0].fence == recovery["fence"] == 1
-    assert sum(sweeper.output().count("task_reenqueued") for sweeper in sweepers) == 1
     held = scenario.task(task.id)
     scenario.open_gate("go")
     assert task.result(timeout=20) == "done"
     assert scenario.task(task.id)["fence"] == held["fence"] == 2  # the new holder has kept its claim
     assert [blocker.result(timeout=20) for blocker in blockers] == ["done", "done"]
     scenario.until(nats.drained, within=20, what="the stream is drained")
+
+    def reports() -> int:
+        return sum(sweeper.output().count("task_reenqueued") for sweeper in sweepers)
+
+    scenario.until(reports, within=20, what="the publication is logged")
+    assert reports() == 1
 
 
 def test_a_send_without_nats_is_fast_and_its_task_still_runs(
@@ -173,9 +176,9 @@ def test_a_send_without_nats_is_fast_and_its_task_still_runs(
     print(f"and it had run after {time.monotonic() - began:.2f} s")
     rest = sample_tasks.app.send_many(sample_tasks.quick.call(n) for n in range(2, 100))
     assert [handle.result(timeout=5 * SLACK) for handle in rest] == list(range(2, 100))
-    assert "nats_away" in tree.output()
+    scenario.until_logged(tree, "nats_away")
     nats.server.restart()
-    scenario.until(lambda: "nats_back" in tree.output(), within=20, what="NATS is back")
+    scenario.until_logged(tree, "nats_back")
     scenario.until(nats.drained, within=5 * SLACK, what="outbox and stream are empty")
     last = sample_tasks.quick.send(100)
     assert last.result(timeout=20) == 100
@@ -254,7 +257,7 @@ def test_deleted_messages_consumers_and_streams_are_created_again(
     scenario.until(lambda: nats.counters().messages >= 5, within=20, what="the others' messages wait")
     nats.do(delete)  # type: ignore[arg-type]
     if delete is not delete_consumer:
-        scenario.until(lambda: "messages_republished" in tree.output(), within=20, what="it is noticed")
+        scenario.until_logged(tree, "messages_republished")
     scenario.open_gate("go")
     assert [handle.result(timeout=60) for handle in waiting] == list(range(5))
     assert sample_tasks.quick.send(5).result(timeout=60) == 5

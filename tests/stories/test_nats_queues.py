@@ -48,7 +48,7 @@ def test_messages_of_ended_tasks_leave_the_stream_even_if_no_worker_takes_them(
     ended = time.monotonic()
     scenario.until(lambda: nats.counters().messages == 0, within=60, what="the stream holds none of them")
     print(f"the messages of 1,000 ended tasks were gone after {time.monotonic() - ended:.1f} s")
-    scenario.until(lambda: "messages_not_taken" in tree.output(), within=20, what="it is reported")
+    scenario.until_logged(tree, "messages_not_taken")
     for n in range(20):
         began = time.monotonic()
         assert sample_tasks.quick.send(n).result(timeout=20) == n
@@ -153,6 +153,7 @@ def test_a_consumer_of_another_program_on_one_queue_does_not_affect_other_queues
     before = nats.travelled()
     assert sample_tasks.quick.send(2).result(timeout=5 * SLACK) == 2
     scenario.until(lambda: nats.travelled() > before, within=20, what="the other queue is carried")
+    scenario.until_logged(tree, "nats_consumer_refused")
     assert tree.output().count("nats_consumer_refused") == 1
     assert "nats_away" not in tree.output()
     assert nats.counters().consumers.keys() == {"default", "theirs"}
@@ -163,7 +164,7 @@ def test_a_consumer_of_another_program_on_one_queue_does_not_affect_other_queues
     assert "'default': max_deliver is 3, not -1" in text
     nats.do(lambda server, plan: server.delete_consumer(plan.stream, "theirs"))
     scenario.until(lambda: "mail" in nats.counters().consumers, within=60, what="its own consumer is made")
-    scenario.until(lambda: "nats_consumer_made" in tree.output(), within=20, what="it is reported")
+    scenario.until_logged(tree, "nats_consumer_made")
     before = nats.travelled()
     assert mail.send(3).result(timeout=5 * SLACK) == 3
     scenario.until(lambda: nats.travelled() > before, within=20, what="the queue is carried")

@@ -139,7 +139,7 @@ def test_a_lease_lost_before_the_commit_rolls_back_rows_and_completion(
     assert task.result(timeout=20) == "order of attempt 2"
     finished = scenario.task(task.id)
     frozen.thaw()
-    scenario.until(lambda: "lease" in frozen.output(), within=10, what="the old attempt hears of it")
+    scenario.until_logged(frozen, "leases_lost", within=10)
     scenario.until(
         lambda: (
             scenario.query(

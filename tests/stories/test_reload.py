@@ -81,15 +81,10 @@ def test_the_next_task_runs_the_saved_code_and_an_error_in_it_waits_for_the_next
     tree = reloading(scenario)
     assert answer(scenario, sender, tree) == 1
     saves(scenario, 2)
-    scenario.until(
-        lambda: "reload_changed files=edited.py" in tree.output(),
-        within=30,
-        what="the change is told",
-        tree=tree,
-    )
+    scenario.until_logged(tree, "reload_changed files=edited.py", within=30)
     assert answer(scenario, sender, tree) == 2
     save(scenario, "def broken(:\n")
-    scenario.until(lambda: "reload_waits exit_code=1" in tree.output(), within=60, what="it waits", tree=tree)
+    scenario.until_logged(tree, "reload_waits exit_code=1", within=60)
     assert "edited.py" in tree.output().partition("error: ")[2], "the error is shown with its place"
     saves(scenario, 30)
     assert answer(scenario, sender, tree) == 30
@@ -119,6 +114,7 @@ def test_a_reload_releases_running_tasks_and_the_new_code_runs_them(
     scenario.until(scenario.state_is(task_id, "COMPLETED"), within=60, what="the new code ran it", tree=tree)
     assert [each["outcome"] for each in scenario.attempts(task_id)] == ["RELEASED", "COMPLETED"]
     assert scenario.recoveries() == []
+    scenario.until_logged(tree, '"reload_changed"')
     lines = [json.loads(line) for line in tree.output().splitlines()]
     changes = [each for each in lines if each.get("event") == "reload_changed"]
     assert [each["fields"] for each in changes] == [{"files": "edited.py"}]

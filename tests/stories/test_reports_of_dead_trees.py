@@ -154,7 +154,7 @@ class TestOneProcessIsStopped:
             line for line in tree.output().splitlines() if "worker_unresponsive" in line
         )
         process.send_signal(signal.SIGCONT)
-        scenario.until(lambda: "worker_responds" in tree.output(), within=5 * SLACK, what="it responds again")
+        scenario.until_logged(tree, "worker_responds", within=5 * SLACK)
         probed.until("/readyz", 200, "1 of 1")
         scenario.until(
             lambda: examine(app)["UNRESPONSIVE"].verdict is CheckVerdict.OK,

@@ -189,7 +189,7 @@ class TestSlots:
         task = sample_tasks.wait_for_on_crash.send("a")
         scenario.until(scenario.started(task.id), within=20, what="it runs")
         newer = scenario.ready_tree(options=("--slot", "web-0"))
-        scenario.until(lambda: "slot_taken" in newer.output(), within=10, what="the newer says so")
+        scenario.until_logged(newer, "slot_taken", within=10)
         assert supervisor(scenario, newer)["slot"] is None
         assert supervisor(scenario, older)["ended_at"] is None
         scenario.open_gate("a")

@@ -364,7 +364,7 @@ def test_a_schedule_whose_runs_keep_failing_is_paused_and_sends_again_after_it_i
     scenario.until(is_paused, within=30 * SLACK, what="the schedule is paused")
     before = outcomes(scenario, "fails")["SENT"]
     assert before >= 3
-    assert "schedule_paused" in tree.output()
+    scenario.until_logged(tree, "schedule_paused")
     ticking.app.resume_schedule("fails")
     scenario.until(
         lambda: outcomes(scenario, "fails")["SENT"] > before, within=30 * SLACK, what="it sends again"

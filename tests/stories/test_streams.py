@@ -92,12 +92,7 @@ def test_a_worker_that_was_declared_dead_stores_no_more_items(
     rows = stored(scenario, task.id)
     assert [row["attempt"] for row in rows] == [1] * (len(rows) - 1) + [2]
     frozen.thaw()
-    scenario.until(
-        lambda: "leases_lost" in frozen.output(),
-        within=30,
-        what="the frozen worker notices its loss",
-        tree=frozen,
-    )
+    scenario.until_logged(frozen, "leases_lost", within=30)
     assert frozen.stop() == 0  # it has written all that it wanted to write
     assert stored(scenario, task.id) == rows
 

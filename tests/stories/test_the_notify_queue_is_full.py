@@ -51,8 +51,8 @@ def test_everything_works_while_a_role_without_rights_fills_the_notification_que
                 within=30,
                 what="the second attempts",
             )
-            scenario.until(lambda: "hints_not_heard" in other.output(), within=60, what="the event")
-        scenario.until(lambda: "hints_heard_again" in other.output(), within=10, what="the other event")
+            scenario.until_logged(other, "hints_not_heard", within=60)
+        scenario.until_logged(other, "hints_heard_again", within=10)
         scenario.open_gate("after")
         assert [task.result(timeout=30) for task in again] == ["done"] * 8
         assert set(scenario.states()) == {"COMPLETED", "CANCELLED"}

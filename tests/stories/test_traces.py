@@ -181,11 +181,11 @@ def test_a_killed_task_process_leaves_a_span_and_log_lines_about_attempts_have_i
 def test_a_tick_has_a_span_that_is_the_parent_of_its_send(scenario: Scenario, program: ModuleType) -> None:
     program.app.put_schedule(Schedule("pulse", program.tick.call(), every="1s"))
     tree = scenario.ready_tree(program="traced", worker=WORKER)
-    scenario.until(lambda: named(program, "process default"), within=30, what="a tick", tree=tree)
+    names = ("everbeat.tick pulse", "send default", "process default")
+    # The supervisor writes the first two, and can do so after the worker has written the third.
+    scenario.until(lambda: all(named(program, name) for name in names), within=30, what="a tick", tree=tree)
     program.app.delete_schedule("pulse")
-    tick, sent, ran = (
-        named(program, name)[0] for name in ("everbeat.tick pulse", "send default", "process default")
-    )
+    tick, sent, ran = (named(program, name)[0] for name in names)
     assert sent["parent_id"] == tick["context"]["span_id"]
     assert links(ran) == {place(sent)}
     assert ran["attributes"]["everbeat.schedule"] == "pulse"

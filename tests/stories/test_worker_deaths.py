@@ -250,7 +250,7 @@ class TestZombie:
             within=10,
             what="the old code hears of it",
         )
-        scenario.until(lambda: "zombie_refused" in frozen.output(), within=10, what="the loss is reported")
+        scenario.until_logged(frozen, "zombie_refused", within=10)
         assert scenario.task(task.id) == finished
         assert [one["outcome"] for one in scenario.attempts(task.id)] == ["LOST", "COMPLETED"]
         quick = sample_tasks.quick.send(1)

@@ -119,7 +119,7 @@ def test_a_workflow_whose_step_fails_does_not_delay_other_workflows(
     )
     tree = scenario.ready_tree(program="flows")
     assert [handle.result(timeout=60) for handle in others] == [[1, 2, 3]] * 4
-    scenario.until(lambda: f"workflow_cannot_go_on workflow={failing.id}" in tree.output(), within=30)
+    scenario.until_logged(tree, f"workflow_cannot_go_on workflow={failing.id}", within=30)
     assert others[0].cancel() == "COMPLETED", "other workflows do not see its failure"
     scenario.connection.execute(f"drop function {scenario.schema}.refuse() cascade")
     next_tree = scenario.ready_tree(program="flows")
