@@ -45,6 +45,7 @@ class Mutant:
 CLAIM_ID = "claim_id = encode(substr(sha256(uuid_send(%(claim_call)s) || uuid_send(t.id) || int8send(t.fence)), 17), 'hex')::uuid"
 COMPLETED = "where t.id = a.id and t.claim_id = a.claim_id and t.state || '' = 'RUNNING'"
 HANDLERS = "schema/0019_around_the_work/"
+SEND_HANDLER = "schema/0021_traced/30_send_failure_handler"
 LOST_TREES = "schema/0016_fleets/10_trees_without_session"
 
 MUTANTS = [
@@ -654,28 +655,28 @@ MUTANTS = [
         "int8send(p_fence * 0)", handlers.test_the_failures_of_one_millisecond_have_handlers_with_different_ids,
     ),
     Mutant(
-        "a broken handler prevents a failure", HANDLERS + "31_send_failure_handler", "when data_exception or", "when",
+        "a broken handler prevents a failure", SEND_HANDLER, "when data_exception or", "when",
         lambda db: handlers.test_a_broken_handler_prevents_no_failure_and_is_reported(db, {"priority": "high"}),
     ),
     Mutant(
-        "a handler is left out because of a deadlock", HANDLERS + "31_send_failure_handler", "when data_exception or",
+        "a handler is left out because of a deadlock", SEND_HANDLER, "when data_exception or",
         "when transaction_rollback or data_exception or", handlers.test_an_error_that_a_repetition_can_avoid_aborts_the_failure,
     ),
     Mutant(
-        "large arguments are copied to the handler", HANDLERS + "31_send_failure_handler", "<= 100000 then", "> 0 then",
+        "large arguments are copied to the handler", SEND_HANDLER, "<= 100000 then", "> 0 then",
         handlers.test_large_arguments_are_left_out,
     ),
     Mutant(
-        "the data of a large error is copied to the handler", HANDLERS + "31_send_failure_handler", "octet_length(new.error::text) <= 100000",
+        "the data of a large error is copied to the handler", SEND_HANDLER, "octet_length(new.error::text) <= 100000",
         "octet_length(new.error::text) > 0", handlers.test_the_data_of_a_large_error_is_left_out,
     ),
     Mutant(
-        "a handler in a serial line has no place in it", HANDLERS + "31_send_failure_handler",
+        "a handler in a serial line has no place in it", SEND_HANDLER,
         "(v_handler ->> 'flags')::json, v_handler ->> 'serial'",
         "(v_handler ->> 'flags')::json, null", handlers.test_a_handler_waits_in_its_serial_line_and_for_its_limits,
     ),
     Mutant(
-        "no worker is notified of a handler", HANDLERS + "31_send_failure_handler", "found and", "false and",
+        "no worker is notified of a handler", SEND_HANDLER, "found and", "false and",
         handlers.test_the_workers_are_notified_of_a_handler,
     ),
     Mutant(

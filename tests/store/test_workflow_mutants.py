@@ -102,7 +102,7 @@ MUTANTS = [
     ),
     Mutant(
         "a cancel that skips workflows of children", "workflow/cancel_started",
-        "select t.id from family f join {schema}.tasks t on t.parent_id = f.id", "select f.id from family f",
+        "select t.id from family f join {schema}.all_tasks t on t.parent_id = f.id", "select f.id from family f",
         started.test_a_cancel_reaches_the_workflows_that_a_task_and_its_children_started,
     ),
     Mutant(
@@ -126,8 +126,7 @@ MUTANTS = [
     ),
     Mutant(
         "a cancel that reaches a workflow that was only found by its key", "workflow/cancel_started",
-        "\n    join {schema}.tasks p on p.id = coalesce(c.parent_id, f.parent_task_id) and p.workflow_id = o.workflow_id and p.node = o.node",
-        "\n    join {schema}.tasks p on p.id = coalesce(c.parent_id, f.parent_task_id)",
+        "f.parent_task_id, g.parent_id) and p.workflow_id = o.workflow_id and p.node = o.node\n", "f.parent_task_id, g.parent_id)\n",
         started.test_a_cancel_ignores_a_workflow_that_another_task_started_with_the_same_key,
     ),
     Mutant(
