@@ -140,13 +140,17 @@ def test_a_page_of_a_list_touches_a_few_pages_of_each_partition(filled: StoreHar
 def test_a_list_that_finds_nothing_examines_a_limited_number_of_tasks(
     filled: StoreHarness, filters: dict[str, Any]
 ) -> None:
-    """Among a million tasks, it touches at most two pages for each task that it examines."""
+    """Among a million tasks, it touches at most two pages for each task that it examines.
+
+    The filter by worker also looks up the attempts of each pending task, which takes two pages of an index. Half of the tasks are pending.
+    """
     most = inspection.MOST_EXAMINED
-    assert touched(filled, inspection.tasks(limit=50, **filters)) <= 2 * most
+    pages = (3 if "worker" in filters else 2) * most
+    assert touched(filled, inspection.tasks(limit=50, **filters)) <= pages
     query = inspection.TaskQuery(**filters)
-    assert touched(filled, inspection.last_examined(query, most=most)) <= 2 * most
+    assert touched(filled, inspection.last_examined(query, most=most)) <= pages
     last = filled.run(inspection.last_examined(query, most=most))
-    assert touched(filled, inspection.list_tasks(query, limit=50, most=None, oldest=last)) <= 2 * most
+    assert touched(filled, inspection.list_tasks(query, limit=50, most=None, oldest=last)) <= pages
 
 
 def test_a_list_of_failures_examines_only_failures(filled: StoreHarness) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import shutil
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +20,7 @@ from everbeat.embedded import cluster
 from everbeat.embedded.server import EmbeddedServer
 from everbeat.store import migrating
 from everbeat.store.target import Target
-from tests.conftest import NewServer
+from tests.conftest import FAST_SETTINGS
 from tests.invariants import breaches, install_audit
 from tests.store import test_life_cycle, test_recovery_statements
 from tests.store.conftest import StoreHarness
@@ -60,12 +62,14 @@ def plays(module: ModuleType) -> list[Callable[[StoreHarness], None]]:
     ]
     or [pytest.param(0, marks=pytest.mark.skip(reason="NO OLDER POSTGRESQL IS INSTALLED"))]
 )
-def server(
-    request: pytest.FixtureRequest, new_server: NewServer, monkeypatch: pytest.MonkeyPatch
-) -> EmbeddedServer:
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedServer]:
+    """Yield an older server with its own data: the blank data of `new_server` is that of the newest version."""
     folder = SERVERS[request.param]
     monkeypatch.setattr(cluster, "binaries", lambda *, version=None: folder)
-    return new_server(settings={"max_connections": "50"})
+    made = Path(tempfile.mkdtemp(prefix="eb-"))
+    with EmbeddedServer.open(made, settings={**FAST_SETTINGS, "max_connections": "50"}) as opened:
+        yield opened
+    shutil.rmtree(made, ignore_errors=True)
 
 
 @pytest.mark.skipif(
