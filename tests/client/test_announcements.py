@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Final
 from uuid import uuid4
 
@@ -92,6 +92,14 @@ def holds_turn(connection: Connection[Any]) -> list[int]:
     """Return the pid of the session that holds the lock under which PostgreSQL commits notifications, if any."""
     query = """select pid from pg_locks where locktype = 'object' and classid = 'pg_database'::regclass and objid = 0 and granted"""
     return [row[0] for row in connection.execute(query).fetchall()]
+
+
+def test_a_send_of_many_tasks_notifies_the_message_relay(db: StoreHarness, heard: Listener) -> None:
+    """Such a send can have begun while the relay was busy, so that its trigger sent no hint."""
+    for count in (announcer.MANY - 1, announcer.MANY):
+        with closing(Database(db.target)) as database:
+            database.run(tasks.insert_tasks([new() for _ in range(count)], channel=db.target.channel))
+    assert heard(3) == ["t:default", "t:default", "o:"]
 
 
 def test_a_send_does_not_wait_for_another_session_that_commits_a_notification(

@@ -27,6 +27,21 @@ AFTER_FAILURE_S: Final = 1.0
 """How long no announcement follows one that failed, in seconds, because a caller of a send might have waited for it."""
 FLUSH_S: Final = 1.0
 """How long `close` and the exit of the process wait for the last announcement, in seconds."""
+MANY: Final = 100
+"""From how many tasks on a send also notifies the message relay. Such a send can take so long that the relay becomes idle before it commits."""
+_QUEUE_CHARACTERS: Final = 1_000
+"""The maximum number of characters of a queue's name in a hint, as in the statements that notify: a payload takes less than 8,000 bytes."""
+
+
+def hints_of(queues: Iterable[str], *, count: int = 1, joined: bool) -> Sequence[str]:
+    """Return the hints to announce after a send of `count` tasks to these queues.
+
+    A send in the user's transaction has none, because its statement notifies.
+    """
+    if joined:
+        return ()
+    hints = [f"t:{queue[:_QUEUE_CHARACTERS]}" for queue in dict.fromkeys(queues)]
+    return hints if count < MANY else [*hints, "o:"]
 
 
 def announcement(hints: Iterable[str], *, channel: str) -> Statement[None]:

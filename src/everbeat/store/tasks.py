@@ -13,14 +13,13 @@ from msgspec import Struct, structs
 from everbeat.domain.inspection import Pause, PauseKind
 from everbeat.domain.task.states import TaskState
 from everbeat.store import rows
+from everbeat.store.announcer import hints_of
 from everbeat.store.plan import Plan, ask
 from everbeat.store.rows import Row
 from everbeat.store.statement import Statement, integers, json_array, uuids, without
 
 KEY_TRIES: Final = 20
 """The maximum number of tries to send a task or workflow with a key, if the key's owner ends between two statements."""
-_QUEUE_CHARACTERS: Final = 1_000
-"""The maximum number of characters of a queue's name in a hint, as in the statements that notify: a payload takes less than 8,000 bytes."""
 
 
 class NewTask(Struct, frozen=True, kw_only=True):
@@ -154,11 +153,6 @@ def contexts_of(tasks: Iterable[NewTask]) -> str:
     return json_array([None if task.context is None else task.context.encode() for task in tasks])
 
 
-def hints_of(queues: Iterable[str], *, joined: bool) -> Sequence[str]:
-    """Return the hints to announce after a send to these queues. A send in the user's transaction has none: its statement notifies."""
-    return () if joined else [f"t:{queue[:_QUEUE_CHARACTERS]}" for queue in dict.fromkeys(queues)]
-
-
 def _first_id(found: Sequence[Row]) -> UUID | None:
     return rows.as_uuid(found[0][0]) if found else None
 
@@ -204,7 +198,7 @@ def insert_tasks(
         return [others.get(task.id, task.id) for task in tasks]
 
     name = traced_if(tasks, name=without("batch", name="task/insert_tasks"))
-    return Statement(name, parameters, read, hints=hints_of(queues, joined=joined))
+    return Statement(name, parameters, read, hints=hints_of(queues, count=len(tasks), joined=joined))
 
 
 def _kind(task: NewTask) -> _Kind:

@@ -9,9 +9,10 @@ from msgspec import Struct
 
 from everbeat.domain.task.uniqueness import OnDuplicate
 from everbeat.store import rows
+from everbeat.store.announcer import hints_of
 from everbeat.store.rows import Row
 from everbeat.store.statement import Statement, integers, json_array, uuids
-from everbeat.store.tasks import NewTask, contexts_of, hints_of, traced_if
+from everbeat.store.tasks import NewTask, contexts_of, traced_if
 
 
 class UniqueTask(Struct, frozen=True, kw_only=True):
@@ -54,7 +55,7 @@ def insert_unique_tasks(
         }
         return [others.get(task.id, task.id) for task in tasks]
 
-    hints = hints_of([task.queue for task in tasks], joined=joined)
+    hints = hints_of([task.queue for task in tasks], count=len(tasks), joined=joined)
     name = traced_if(tasks, name="task/insert_unique_tasks")
     return Statement(name, parameters, read, hints=hints)
 
