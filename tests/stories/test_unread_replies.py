@@ -87,6 +87,8 @@ def test_tasks_of_a_claim_whose_reply_a_frozen_worker_does_not_read_become_free_
     worker = worker_of(scenario, frozen)
     first = sample_tasks.weigh.send("x")
     scenario.until(scenario.state_is(first.id, "COMPLETED"), within=30, what="it claims", tree=frozen)
+    # The statement that records it would wait for the row of the worker, and the claim for this statement.
+    scenario.until(lambda: scenario.workers(frozen)[0]["listens"], within=20, what="it listens", tree=frozen)
     worker.send_signal(signal.SIGSTOP)
     scenario.until(lambda: not at_work(scenario), within=30, what="none of its statements began earlier")
     handles = sample_tasks.app.send_many([sample_tasks.weigh.call(PARCEL) for _ in range(20)])
@@ -129,7 +131,7 @@ def test_tasks_of_a_claim_whose_reply_a_frozen_worker_does_not_read_become_free_
 def test_tasks_of_a_claim_whose_reply_a_blocked_loop_does_not_read_run_elsewhere(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # J14
-    blocked = scenario.ready_tree(recovery=FAST)
+    blocked = scenario.ready_tree(recovery=FAST, worker={"async_concurrency": 2_000})
     sample_tasks.app.send_many(
         [
             *[sample_tasks.weigh.call("x") for _ in range(3)],
