@@ -186,3 +186,21 @@ def test_the_slots_wanted_follow_from_due_tasks_and_the_run_time_of_the_last_min
     assert wanted("films") == 5
     app.pause_all(reason="an incident")
     assert wanted("films") == 4, "no due task starts in a paused queue"
+
+
+@pytest.mark.parametrize(("silent_s", "state"), [(20, "live"), (70, "late"), (400, "suspect")])
+def test_commands_and_metrics_call_a_silent_tree_what_the_dashboard_calls_it(
+    everbeat: Command, db: StoreHarness, silent_s: int, state: str
+) -> None:
+    db.supervisor("s1", "w1")
+    aged = f"update {{schema}}.supervisors set last_beat_at = now() - interval '{silent_s} s'"
+    db.connection.execute(db.plain(aged))
+    db.connection.execute(db.plain("update {schema}.workers set started_at = now() - interval '1 h'"))
+    found = samples(everbeat("metrics").assert_code(0).out)
+    assert [each for each in ("live", "late", "suspect") if value(found, "everbeat_workers", state=each)] == [
+        state
+    ]
+    assert everbeat("workers").assert_code(0).out.split().count(state) == 2  # the worker and its supervisor
+    assert state in everbeat("top", "--once").assert_code(0).out.split()
+    is_stale = "stale" in everbeat("workers", "--stale-after", "60s").assert_code(0).out.split()
+    assert is_stale == (silent_s > 60)

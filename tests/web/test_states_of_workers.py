@@ -41,3 +41,27 @@ async def test_a_queue_whose_workers_claim_nothing_is_served_by_none(
     assert "no worker serves it" not in (await visitor.json("/queues"))["says"]
     workers.db.connection.execute(workers.db.plain(change))
     assert (await visitor.json("/queues"))["says"] == "mail has due tasks, and no worker serves it"
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "state", "counts"),
+    [(20, "beats", "1 beat, 0 late"), (70, "late", "0 beat, 1 late"), (400, "suspect", "0 beat, 1 late")],
+)
+async def test_the_header_of_each_page_counts_a_silent_tree_as_the_pulse_judges_it(
+    workers: Workers, new_visitor: NewVisitor, silent_s: int, state: str, counts: str
+) -> None:
+    workers.db.connection.execute(
+        workers.db.plain(
+            f"update {{schema}}.supervisors set last_beat_at = now() - interval '{silent_s} s',"
+            " started_at = now() - interval '1 h'"
+        )
+    )
+    workers.db.connection.execute(
+        workers.db.plain(
+            "update {schema}.workers set started_at = now() - interval '1 h', last_beat_at = null"
+        )
+    )
+    visitor = new_visitor("see")
+    assert f"Trees: {counts}, 0 dead" in (await visitor.get("/tasks")).text  # no page is watched
+    assert [tree["state"] for tree in (await visitor.json("/pulse"))["trees"]] == [state]
+    assert f"Trees: {counts}, 0 dead" in (await visitor.get("/tasks")).text

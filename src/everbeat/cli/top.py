@@ -126,7 +126,7 @@ def _tree_row(tree: TreeLoad) -> tuple[Column, ...]:
         Column("SUPERVISOR", one.supervisor_id, drop=3),
         Column("HOST", one.hostname),
         Column("PID", str(one.pid), is_number=True),
-        Column("STATE", liveness(one, ended=None)),
+        Column("STATE", liveness(one, tree.state, ended=None)),
         Column("PROCESSES", f"{one.workers}{wanted}", drop=2),
         Column("CLAIMED", f"{tree.claimed:,}", drop=1, is_number=True),
         Column("RUNNING", f"{tree.running:,}", is_number=True),

@@ -25,7 +25,10 @@ from everbeat.cli.output import (
     stdout_console,
 )
 from everbeat.cli.selection import LimitOption, ShortIds, full_worker_id, short_ids, with_app
+from everbeat.client.database_access import database_of
+from everbeat.client.trees import states_of_trees
 from everbeat.domain.inspection import QuietTree, SupervisorInfo, WorkerInfo, WorkerStateInfo
+from everbeat.domain.pulse.judging import TreeState
 from everbeat.errors import UnknownName
 from everbeat.errors.wording import amount, on_one_line
 from everbeat.runtime.clock import SystemClock
@@ -95,16 +98,21 @@ def _quiet_line(tree: QuietTree, *, was_quiet: bool) -> str:
     return f"{name} claims again." if was_quiet else f"{name} was not quiet."
 
 
-def liveness(one: WorkerInfo | SupervisorInfo, *, ended: str | None) -> Text:
-    """Return the state in one word. `ended` says how the worker or supervisor ended."""
+def liveness(one: WorkerInfo | SupervisorInfo, tree: TreeState | None, *, ended: str | None) -> Text:
+    """Return the state in one word: that of its `tree`, as the dashboard shows it. `ended` says how the worker or supervisor ended.
+
+    If `tree` is None, the operator chose the age of a beat after which the worker is stale.
+    """
     if one.ended_at is not None:
         return Text("ended" if ended is None else f"ended ({ended})", style="dim")
     if one.is_stale is None:
         return Text("unknown", style="yellow")
-    if one.is_stale:
+    if tree is None and one.is_stale:
         return Text("stale", style="red")
     if one.session_lost:
         return Text("no session", style="red")
+    if tree in (TreeState.SUSPECT, TreeState.LATE):
+        return Text(tree.value, style="red" if tree is TreeState.SUSPECT else "yellow")
     if one.draining:
         return Text("draining", style="yellow")
     return Text("live", style="green") if one.quiet_since is None else Text("quiet", style="yellow")
@@ -116,7 +124,9 @@ def beat_age(one: WorkerInfo | SupervisorInfo) -> Column:
     return Column("LAST BEAT", f"{duration(max(0.0, silent_s))} ago", is_number=True)
 
 
-def _show_supervisors(found: Sequence[SupervisorInfo], *, ids: ShortIds) -> None:
+def _show_supervisors(
+    found: Sequence[SupervisorInfo], states: Mapping[str, TreeState], *, ids: ShortIds
+) -> None:
     """Write a table of supervisors, then the problems of supervisors that cannot start a worker process."""
     if not found:
         return
@@ -126,7 +136,7 @@ def _show_supervisors(found: Sequence[SupervisorInfo], *, ids: ShortIds) -> None
             Column("SUPERVISOR", ids.party(each.supervisor_id)),
             Column("HOST", each.hostname, drop=2),
             Column("PID", str(each.pid)),
-            Column("STATE", liveness(each, ended=each.ended_how)),
+            Column("STATE", liveness(each, states.get(each.supervisor_id), ended=each.ended_how)),
             Column("STARTED", moment(each.started_at), drop=1),
             Column("PROCESSES", _processes(each)),
             beat_age(each),
@@ -170,7 +180,8 @@ def list_workers(
 ) -> None:
     """Show workers, the tasks they hold, whether they beat, and their supervisors.
 
-    The newest beat comes first. The database's clock decides whether a worker is stale. RSS, CPU, LAG and NATS come from
+    The newest beat comes first. By the database's clock, a worker is late after two missing beats, and suspect once it
+    has been silent for its threshold. RSS, CPU, LAG and NATS come from
     the last snapshot. PROCESSES is the number of live worker processes of a supervisor, and how many it should have. If
     it cannot start one, the reason follows.
     """
@@ -187,6 +198,7 @@ def list_workers(
             else app.list_active_workers(stale_after=stale_after, limit=limit)
         )
         supervisors = app.list_supervisors(ended=everyone, stale_after=stale_after, limit=limit)
+    states = {} if stale_after is not None else _states(app)
     snapshots = _latest_snapshots(app)
     if as_json:
         workers = [structs.asdict(each) | {"snapshot": snapshots.get(each.worker_id)} for each in found]
@@ -194,8 +206,8 @@ def list_workers(
         return
     names = [*(each.worker_id for each in found), *(each.supervisor_id for each in supervisors)]
     ids = short_ids(app, parties=names)
-    _show_workers(found, snapshots, ids=ids)
-    _show_supervisors(supervisors, ids=ids)
+    _show_workers(found, snapshots, states, ids=ids)
+    _show_supervisors(supervisors, states, ids=ids)
 
 
 @commands.command()
@@ -241,6 +253,11 @@ def _history(app: App, worker_id: str, *, limit: int) -> list[WorkerStateInfo]:
     return found
 
 
+def _states(app: App) -> Mapping[str, TreeState]:
+    """Return the state of each tree by the id of its supervisor."""
+    return database_of(app).run(states_of_trees(app.recovery), name="workers", twin="workers")
+
+
 def _latest_snapshots(app: App) -> dict[str, WorkerStateInfo]:
     latest: dict[str, WorkerStateInfo] = {}
     for snapshot in app.worker_states(limit=_MOST_SNAPSHOTS):
@@ -248,22 +265,33 @@ def _latest_snapshots(app: App) -> dict[str, WorkerStateInfo]:
     return latest
 
 
-def _show_workers(found: list[WorkerInfo], snapshots: dict[str, WorkerStateInfo], *, ids: ShortIds) -> None:
+def _show_workers(
+    found: list[WorkerInfo],
+    snapshots: dict[str, WorkerStateInfo],
+    states: Mapping[str, TreeState],
+    *,
+    ids: ShortIds,
+) -> None:
     show_rows(
-        (_worker(each, snapshots.get(each.worker_id), ids=ids) for each in found),
+        (
+            _worker(each, snapshots.get(each.worker_id), states.get(each.supervisor_id), ids=ids)
+            for each in found
+        ),
         empty="No worker is registered.",
     )
     if any(worker.is_stale is None and worker.ended_at is None for worker in found):
         say(f"{ON_STANDBY} Ask the primary.")
 
 
-def _worker(worker: WorkerInfo, snapshot: WorkerStateInfo | None, *, ids: ShortIds) -> tuple[Column, ...]:
+def _worker(
+    worker: WorkerInfo, snapshot: WorkerStateInfo | None, tree: TreeState | None, *, ids: ShortIds
+) -> tuple[Column, ...]:
     queues = "all" if worker.queues is None else ",".join(worker.queues)
     return (
         Column("WORKER", ids.party(worker.worker_id)),
         Column("HOST", worker.hostname, drop=8),
         Column("PID", str(worker.pid)),
-        Column("STATE", liveness(worker, ended=worker.ended_cause or worker.ended_how)),
+        Column("STATE", liveness(worker, tree, ended=worker.ended_cause or worker.ended_how)),
         Column("QUEUES", queues, drop=3, is_text=True),
         Column("CLAIMED", str(worker.claimed), drop=2, is_number=True),
         Column("RUNNING", str(worker.running), drop=1, is_number=True),

@@ -13,6 +13,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from everbeat.client.explaining import silence_rules
+from everbeat.client.trees import states_of_trees
 from everbeat.config import RecoveryConfig
 from everbeat.domain.doctor.work import SWEEPS_MISSED
 from everbeat.domain.explain.reasons import SilenceRules
@@ -21,6 +22,7 @@ from everbeat.domain.limit.inspection import LimitInfo
 from everbeat.domain.metrics import names
 from everbeat.domain.metrics.demand import RUNS_OF_S, mean_run_s, slots_wanted
 from everbeat.domain.metrics.text import MetricsText, bounded
+from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.schedule.inspection import ScheduleInfo
 from everbeat.domain.series import DepthBucket
 from everbeat.domain.workflow.states import WorkflowState
@@ -66,7 +68,8 @@ def cluster_metrics(
     _add_queues(found, depths, known=known, pauses=pauses, run_s=mean_run_s(buckets))
     trees = yield from ask(inspection.supervisors(stale_ms=stale_ms, ended_too=False, limit=MOST_PROCESSES))
     workers = yield from ask(inspection.workers(stale_ms=stale_ms, ended_too=False, limit=MOST_PROCESSES))
-    _add_processes(found, trees, workers, now_s=now.timestamp())
+    states = yield from states_of_trees(config)
+    _add_processes(found, trees, workers, states=states, now_s=now.timestamp())
     found.add(names.LEASES_OVERDUE, (yield from overdue_leases(config)))
     turns = yield from ask(inspection.turns())
     found.add(names.LAST_LOOK, {(service,): at for service, at in turns})
@@ -161,20 +164,23 @@ def _add_queues(
 
 
 def _add_processes(
-    found: MetricsText, trees: Sequence[SupervisorInfo], workers: Sequence[WorkerInfo], *, now_s: float
+    found: MetricsText,
+    trees: Sequence[SupervisorInfo],
+    workers: Sequence[WorkerInfo],
+    *,
+    states: Mapping[str, TreeState],
+    now_s: float,
 ) -> None:
-    states = Counter(map(_state, workers))
-    found.add(names.WORKERS, {(state,): states[state] for state in _WORKER_STATES})
+    counts = Counter(_state(worker, states.get(worker.supervisor_id)) for worker in workers)
+    found.add(names.WORKERS, {(state,): counts[state] for state in _WORKER_STATES})
     found.add(names.SUPERVISORS, len(trees))
     ages = [now_s - each.last_heartbeat_at.timestamp() for each in trees]
     found.add(names.BEAT_AGE_SECONDS, max(0.0, *ages, 0.0))
 
 
-def _state(worker: WorkerInfo) -> str:
-    if worker.is_stale:
-        return "late"
-    if worker.session_lost:
-        return "suspect"
+def _state(worker: WorkerInfo, tree: TreeState | None) -> str:
+    if tree in (TreeState.LATE, TreeState.SUSPECT):
+        return tree.value
     return "draining" if worker.draining else "live"
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 from msgspec import Struct
 
 from everbeat.client.metrics import overdue_leases, queue_depths
+from everbeat.client.trees import states_of_trees
 from everbeat.config import RecoveryConfig
 from everbeat.domain.inspection import RecoveryInfo, SupervisorInfo, WorkerInfo
+from everbeat.domain.pulse.judging import TreeState
 from everbeat.store import inspection, series
 from everbeat.store.plan import Plan, ask
 
@@ -20,9 +22,10 @@ _MINUTE: Final = timedelta(minutes=1)
 
 
 class TreeLoad(Struct, frozen=True):
-    """A supervisor that has not ended, with the tasks that its workers hold."""
+    """A supervisor that has not ended, with the tasks that its workers hold. `state` is None if it ended meanwhile."""
 
     supervisor: SupervisorInfo
+    state: TreeState | None
     claimed: int
     running: int
 
@@ -72,16 +75,26 @@ def overview(config: RecoveryConfig, *, recoveries: int) -> Plan[Overview]:
         oldest_due_s=None if oldest is None else oldest.oldest_due_s,
         oldest_queue=None if oldest is None else oldest.queue,
         overdue=overdue,
-        trees=_trees(supervisors, workers),
+        trees=_trees(supervisors, workers, (yield from states_of_trees(config))),
         recoveries=(yield from ask(inspection.recoveries(limit=recoveries))),
     )
 
 
-def _trees(supervisors: Sequence[SupervisorInfo], workers: Sequence[WorkerInfo]) -> list[TreeLoad]:
+def _trees(
+    supervisors: Sequence[SupervisorInfo], workers: Sequence[WorkerInfo], states: Mapping[str, TreeState]
+) -> list[TreeLoad]:
     claimed = dict.fromkeys((each.supervisor_id for each in supervisors), 0)
     running = dict(claimed)
     for worker in workers:
         claimed[worker.supervisor_id] = claimed.get(worker.supervisor_id, 0) + worker.claimed
         running[worker.supervisor_id] = running.get(worker.supervisor_id, 0) + worker.running
     ordered = sorted(supervisors, key=lambda each: (each.hostname, each.pid, each.supervisor_id))
-    return [TreeLoad(each, claimed[each.supervisor_id], running[each.supervisor_id]) for each in ordered]
+    return [
+        TreeLoad(
+            each,
+            states.get(each.supervisor_id),
+            claimed[each.supervisor_id],
+            running[each.supervisor_id],
+        )
+        for each in ordered
+    ]

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Final
 from urllib.parse import quote, unquote
 
-from msgspec import structs
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -267,9 +266,9 @@ class Web:
         except DatabaseError as problem:
             return Vitals(problem=problem.message)
         with self.access.reading_from(reading):
-            found = await self.vitals.read(self.app, now=visit.now, fresh=bool(visit.unread))
-        crew = self.live.crew()
-        return found if crew is None or found.problem else structs.replace(found, **structs.asdict(crew))
+            return await self.vitals.read(
+                self.app, now=visit.now, crew=self.live.crew(), fresh=bool(visit.unread)
+            )
 
     async def _refused(self, visit: Visit | None, request: Request, refusal: RequestRefused) -> Response:
         if wants_json(request):

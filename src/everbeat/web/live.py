@@ -19,7 +19,7 @@ from everbeat.client.explaining import silence_rules
 from everbeat.client.pulse import SINCE, IncidentWatch, PulseWatch
 from everbeat.domain.pulse.actions import ActionMemory
 from everbeat.domain.pulse.incidents import Incident
-from everbeat.domain.pulse.judging import TreeState
+from everbeat.domain.pulse.judging import TreeCounts
 from everbeat.domain.pulse.memory import PulseMemory
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import SystemClock
@@ -37,14 +37,6 @@ LONGEST_STREAM_S: Final = 300.0
 """After this time, a stream ends and the browser opens it again: the dashboard then checks again who the user is."""
 _SEND_TIMEOUT_S: Final = 20
 _PING_S: Final = 15
-
-
-class TreeCounts(Struct, frozen=True):
-    """How many trees beat, are late or suspects, and died in the last hour."""
-
-    beat: int
-    late: int
-    dead: int
 
 
 class PulsePicture(Struct, frozen=True):
@@ -232,9 +224,8 @@ _DEAD_FOR: Final = timedelta(hours=1)
 
 
 def _crew(memory: PulseMemory, incidents: IncidentWatch, *, at: datetime) -> TreeCounts:
-    states = [trace.judgement.state for trace in memory.traces]
-    late = states.count(TreeState.LATE) + states.count(TreeState.SUSPECT)
-    return TreeCounts(states.count(TreeState.BEATS), late, incidents.died_since(at - _DEAD_FOR))
+    states = (trace.judgement.state for trace in memory.traces)
+    return TreeCounts.of(states, dead=incidents.died_since(at - _DEAD_FOR))
 
 
 def _has_news(watch: PulseWatch) -> bool:

@@ -13,13 +13,13 @@ from everbeat.client.explaining import silence_rules
 from everbeat.client.past import incidents_at, memory_at, runs_at, settings_at, unnoticed_at
 from everbeat.domain.past import PastRuns, PastSetting, not_kept
 from everbeat.domain.pulse.incidents import Incident
-from everbeat.domain.pulse.judging import TreeState
+from everbeat.domain.pulse.judging import TreeCounts, TreeState
 from everbeat.domain.pulse.memory import PulseMemory
 from everbeat.domain.pulse.sentences import notice_of, title_of
 from everbeat.domain.pulse.wording import brief_duration
 from everbeat.errors.wording import amount
 from everbeat.store.audit import RETENTION_HOURS
-from everbeat.web.live import PulsePicture, TreeCounts
+from everbeat.web.live import PulsePicture
 
 if TYPE_CHECKING:
     from everbeat.web.page import Visit
@@ -117,13 +117,11 @@ async def read_past(visit: Visit, at: datetime) -> PastView:
 
 
 def _crew(memory: PulseMemory, at: datetime) -> TreeCounts:
-    states = [trace.judgement.state for trace in memory.traces]
     dead = sum(
         trace.tree.is_dead and trace.tree.ended_at is not None and trace.tree.ended_at > at - _DEAD_FOR
         for trace in memory.traces
     )
-    late = states.count(TreeState.LATE) + states.count(TreeState.SUSPECT)
-    return TreeCounts(states.count(TreeState.BEATS), late, dead)
+    return TreeCounts.of((trace.judgement.state for trace in memory.traces), dead=dead)
 
 
 def _lacking(visit: Visit, at: datetime, beats_since: datetime | None) -> list[str]:

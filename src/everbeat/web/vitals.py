@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everbeat.app import App
 from everbeat.client.database_access import database_of
-from everbeat.domain.inspection import QueueInfo, SupervisorInfo
+from everbeat.client.trees import states_of_trees
+from everbeat.domain.inspection import QueueInfo
+from everbeat.domain.pulse.judging import TreeCounts
 from everbeat.domain.recovery.liveness import FAREWELL
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import SystemClock
@@ -55,41 +56,27 @@ class VitalsWatch:
         self._clock = SystemClock()
         self._reading = asyncio.Lock()
 
-    async def read(self, app: App, *, now: datetime, fresh: bool = False) -> Vitals:
-        """Return the vitals. `fresh`: look again, because a part of the page could not be read. Never raises DatabaseError."""
+    async def read(self, app: App, *, now: datetime, crew: TreeCounts | None, fresh: bool = False) -> Vitals:
+        """Return the vitals. `crew` is what a watched page shows of the trees now, or None. Never raises DatabaseError.
+
+        `fresh`: look again, because a part of the page could not be read.
+        """
         async with self._reading:
             if fresh or self._clock.monotonic() >= self._until:
-                self._last = await _read(app, now=now)
+                self._last = await _read(app, now=now, crew=crew)
                 self._until = self._clock.monotonic() + _FRESH_S
-        return self._last
+        last = self._last
+        return last if crew is None or last.problem else structs.replace(last, **structs.asdict(crew))
 
 
-async def _read(app: App, *, now: datetime) -> Vitals:
+async def _read(app: App, *, now: datetime, crew: TreeCounts | None) -> Vitals:
     try:
-        trees, waiting = await asyncio.gather(app.alist_supervisors(limit=_MOST_TREES), counted_queues(app))
+        trees, waiting = await asyncio.gather(_trees(app, now=now, crew=crew), counted_queues(app))
     except DatabaseError as problem:
         return Vitals(problem=problem.message)
-    return vitals_of(trees, waiting, now=now)
-
-
-async def counted_queues(app: App) -> list[QueueInfo]:
-    """Return the queues with their counts, which stop early enough for a page."""
-    statement = inspection.queues(most=_MOST_COUNTED, most_of_all=_MOST_OF_ALL)
-    return await database_of(app).arun(ask(statement))
-
-
-def vitals_of(trees: Sequence[SupervisorInfo], waiting: Sequence[QueueInfo], *, now: datetime) -> Vitals:
-    """Return the vitals of these trees and queues."""
-    live = [tree for tree in trees if tree.ended_at is None]
-    late = sum(is_late(tree) for tree in live)
-    dead = sum(
-        is_dead(tree) and tree.ended_at is not None and tree.ended_at > now - _DEAD_FOR for tree in trees
-    )
     oldest = [queue.oldest_due_s for queue in waiting if queue.oldest_due_s is not None]
     return Vitals(
-        beat=len(live) - late,
-        late=late,
-        dead=dead,
+        **structs.asdict(trees),
         due=sum(queue.pending for queue in waiting),
         scheduled=sum(queue.scheduled for queue in waiting),
         claimed=sum(queue.claimed for queue in waiting),
@@ -99,11 +86,20 @@ def vitals_of(trees: Sequence[SupervisorInfo], waiting: Sequence[QueueInfo], *, 
     )
 
 
-def is_late(tree: SupervisorInfo) -> bool:
-    """Return whether a live tree has stopped beating, or lost its session."""
-    return bool(tree.is_stale) or tree.session_lost
+async def _trees(app: App, *, now: datetime, crew: TreeCounts | None) -> TreeCounts:
+    if crew is not None:
+        return crew
+    states, trees = await asyncio.gather(
+        database_of(app).arun(states_of_trees(app.recovery)), app.alist_supervisors(limit=_MOST_TREES)
+    )
+    dead = sum(
+        tree.ended_at is not None and tree.ended_how != FAREWELL and tree.ended_at > now - _DEAD_FOR
+        for tree in trees
+    )
+    return TreeCounts.of(states.values(), dead=dead)
 
 
-def is_dead(tree: SupervisorInfo) -> bool:
-    """Return whether a tree ended without saying farewell."""
-    return tree.ended_at is not None and tree.ended_how != FAREWELL
+async def counted_queues(app: App) -> list[QueueInfo]:
+    """Return the queues with their counts, which stop early enough for a page."""
+    statement = inspection.queues(most=_MOST_COUNTED, most_of_all=_MOST_OF_ALL)
+    return await database_of(app).arun(ask(statement))

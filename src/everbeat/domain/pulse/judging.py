@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from everbeat.domain.explain.reasons import SilenceRules
-from everbeat.domain.pulse.sample import SampledTree, SampledWorker
+from everbeat.domain.pulse.sample import PulseSample, SampledTree, SampledWorker
 from everbeat.domain.recovery.liveness import LATE_BEATS, is_session_lost, longer_silence
 
 
@@ -48,6 +48,40 @@ class TreeJudgement(Struct, frozen=True, kw_only=True):
     def late_s(self) -> float:
         """Return how many seconds ago the first missing heartbeat was due, or a negative number if none is missing."""
         return self.silent_s - self.beat_s
+
+
+class TreeCounts(Struct, frozen=True):
+    """How many trees beat, are late or suspects, and died in the last hour."""
+
+    beat: int
+    late: int
+    dead: int
+
+    @classmethod
+    def of(cls, states: Iterable[TreeState], *, dead: int) -> TreeCounts:
+        """Count the trees in these states. `dead` is counted elsewhere, because no judgement is kept for an hour."""
+        known = list(states)
+        late = known.count(TreeState.LATE) + known.count(TreeState.SUSPECT)
+        return cls(known.count(TreeState.BEATS), late, dead)
+
+
+def judged_trees(sample: PulseSample, rules: SilenceRules) -> Mapping[str, TreeJudgement]:
+    """Judge all trees of a sample, and return the judgements by the ids of the trees. `rules` are the thresholds of the app."""
+    crews = crews_of(sample)
+    return {
+        tree.id: judged(
+            tree, crews.get(tree.id, ()), rules=observed_rules(sample.trees, tree, rules), at=sample.at
+        )
+        for tree in sample.trees
+    }
+
+
+def crews_of(sample: PulseSample) -> Mapping[str, Sequence[SampledWorker]]:
+    """Return the workers of a sample by the id of their tree."""
+    crews: dict[str, list[SampledWorker]] = {}
+    for worker in sample.workers:
+        crews.setdefault(worker.supervisor_id, []).append(worker)
+    return crews
 
 
 def judged(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from everbeat.domain.explain.reasons import SilenceRules
 from everbeat.domain.pulse.actions import ActionMemory
-from everbeat.domain.pulse.judging import TreeJudgement, TreeState, judged, observed_rules
+from everbeat.domain.pulse.judging import TreeJudgement, TreeState, crews_of, judged_trees
 from everbeat.domain.pulse.sample import (
     PulseSample,
     SampledRecovery,
@@ -86,17 +86,14 @@ class PulseMemory:
 
     def record(self, sample: PulseSample) -> None:
         """Add a sample, and forget what is older than the window."""
-        crews: dict[str, list[SampledWorker]] = {}
-        for worker in sample.workers:
-            crews.setdefault(worker.supervisor_id, []).append(worker)
+        crews, judgements = crews_of(sample), judged_trees(sample, self.rules)
         found: dict[str, TreeTrace] = {}
         for tree in sample.trees:
             if not _is_shown(tree, at=sample.at):
                 continue
             crew = tuple(crews.get(tree.id, ()))
-            judgement = judged(tree, crew, rules=observed_rules(sample.trees, tree, self.rules), at=sample.at)
             before = self._traces.get(tree.id)
-            found[tree.id] = _with(before, tree, crew, judgement, at=sample.at)
+            found[tree.id] = _with(before, tree, crew, judgements[tree.id], at=sample.at)
         self._traces = found
         self.recoveries.extend(sample.recoveries)
         self.actions.record(sample.actions)
