@@ -21,7 +21,7 @@ from tests.cli.conftest import Command
 from tests.cli.terminal import pages_at_terminal
 from tests.client.conftest import app
 from tests.store.conftest import StoreHarness
-from tests.store.scheduling import HOUR, decide, due_one, put
+from tests.store.scheduling import HOUR, decide, decision, due_one, make_due, put, sent
 from tests.variants import every_nth_quick
 
 pytestmark = pytest.mark.usefixtures("migrated")
@@ -116,9 +116,22 @@ def test_the_default_command_lists_schedules_with_their_latest_ticks(
     app.pause_schedule("daily")
     out = everbeat("schedules").assert_code(0).out
     assert re.search(r"(?m)^daily +PAUSED +30 2 \* \* \* in Europe/Berlin ", out)
-    assert re.search(r"(?m)^hourly +ACTIVE +every 1h .* SENT +1 +work$", out)
+    assert re.search(r"(?m)^hourly +ACTIVE +every 1h .* SENT +PENDING +1 +work$", out)
     names = [each["name"] for each in everbeat("schedules", "--json").assert_code(0).document["schedules"]]
     assert names == ["daily", "hourly"]
+
+
+def test_the_list_shows_that_the_last_run_failed(everbeat: Command, db: StoreHarness) -> None:
+    put(db)
+    passed(db)
+    (claimed,) = db.claim("w1", names=("work",))
+    assert db.start(claimed) == ["started"]
+    db.settle(claimed, "FAILED", error=b'{"code": "REFUSED", "message": "no"}')
+    seen = make_due(db)
+    decide(db, decision(seen, sent(seen, 5)))  # its next run has not ended
+    assert re.search(r"(?m)^hourly +ACTIVE .* FAILED +2 +work$", everbeat("schedules").assert_code(0).out)
+    (document,) = everbeat("schedules", "--json").assert_code(0).document["schedules"]
+    assert document["last_run"]["state"] == "FAILED"
 
 
 @pytest.mark.parametrize(

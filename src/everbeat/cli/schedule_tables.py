@@ -45,6 +45,11 @@ def outcome_of(tick: TickInfo) -> Text:
     return Text(tick.outcome, style=_OUTCOMES[tick.outcome])
 
 
+def run_of(tick: TickInfo | None) -> Text:
+    """Return the state of the task that was sent for a tick, or nothing if there is none."""
+    return Text() if tick is None or tick.state is None else state(tick.state)
+
+
 def spelled(ms: int) -> str:
     """Return milliseconds as a short text, such as 5m."""
     return spelled_duration(ms / 1_000)

@@ -27,6 +27,7 @@ from everbeat.cli.schedule_tables import (
     facts,
     in_zone,
     outcome_of,
+    run_of,
     run_row,
     show_upcoming,
     spelled,
@@ -51,6 +52,8 @@ from everbeat.cli.selection import (
     to_moment,
     with_app,
 )
+from everbeat.client.database_access import database_of
+from everbeat.client.schedule_runs import last_runs
 from everbeat.domain.schedule.inspection import ScheduleInfo, ScheduleState
 from everbeat.domain.schedule.model import Timing
 from everbeat.domain.schedule.timing import parse_timing, ticks_after
@@ -103,14 +106,18 @@ def list_schedules(
     limit: LimitOption = 50,
     as_json: bool,
 ) -> None:
-    """List schedules by name: when they tick, their next tick, and what happened to the latest tick."""
+    """List schedules by name: when they tick, their next tick, what happened to the latest tick, and how the last run ended.
+
+    LAST RUN is the state of the latest run that has ended, or of the latest run if it is one of the first two.
+    """
     chosen: Any = None if in_state is None else in_state.upper()
     with named_as_options({"list_schedules.state": "--state"}):
         found = app.list_schedules(
             state=chosen, task=task, owner=owner, prefix=prefix, after=after, limit=limit
         )
+    runs = database_of(app).run(last_runs(found), name="list_schedules", twin="alist_schedules")
     if as_json:
-        show_json({"schedules": [_document(each) for each in found]})
+        show_json({"schedules": [_document(each) | {"last_run": runs.get(each.name)} for each in found]})
         return
     rows = [
         (
@@ -120,6 +127,7 @@ def list_schedules(
             Column("NEXT", brief_moment(each.next_at)),
             Column("LATEST", "" if each.last_tick is None else brief_moment(each.last_tick.at), drop=2),
             Column("OUTCOME", "" if each.last_tick is None else outcome_of(each.last_tick), drop=4),
+            Column("LAST RUN", run_of(runs.get(each.name))),
             Column("RUNS", f"{each.runs:,}", drop=5, is_number=True),
             Column("TASK", each.task, drop=3),
         )

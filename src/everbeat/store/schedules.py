@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
@@ -311,6 +311,14 @@ def list_latest_ticks(names: Sequence[str], *, limit: int) -> Statement[dict[str
         return ticks
 
     return Statement("schedule/list_latest_ticks", {"names": [*names], "limit": limit}, read)
+
+
+def list_earlier_runs(befores: Mapping[str, datetime]) -> Statement[dict[str, TickInfo]]:
+    """Return the tick of the latest run of each schedule before a tick. `befores` are these ticks by the names of the schedules."""
+    parameters = {"names": [*befores], "befores": [*befores.values()]}
+    return Statement(
+        "schedule/list_earlier_runs", parameters, lambda found: {row[0]: _tick(row) for row in found}
+    )
 
 
 def list_sent_ticks(name: str, *, since: datetime, until: datetime) -> Statement[frozenset[datetime]]:

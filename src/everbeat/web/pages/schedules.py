@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
@@ -12,12 +12,14 @@ from msgspec import Struct, structs
 
 from everbeat.client.database_access import database_of
 from everbeat.client.schedule_methods import next_ticks_of
+from everbeat.client.schedule_runs import last_runs
 from everbeat.domain.hiding import HIDDEN
 from everbeat.domain.schedule.cron import zone_of
 from everbeat.domain.schedule.inspection import ScheduleInfo, TickInfo
 from everbeat.domain.schedule.timing import describe
+from everbeat.domain.task.states import TaskState
 from everbeat.errors import ConfigurationError
-from everbeat.errors.wording import amount
+from everbeat.errors.wording import amount, some
 from everbeat.store.plan import ask
 from everbeat.store.schedules import list_latest_ticks, list_live_runs
 from everbeat.web.filters import page_size, to_moment_or_age
@@ -29,6 +31,7 @@ _NEXT: Final = 5
 _MOST_RUNS: Final = 20
 _LATE: Final = timedelta(minutes=1)
 _STEP: Final = 10
+_BAD: Final = (TaskState.FAILED, TaskState.EXPIRED)
 
 
 class TickMark(Struct, frozen=True):
@@ -44,21 +47,29 @@ async def show(visit: Visit) -> PageResult:
     limit, after = page_size(visit.query), visit.query.get("after")
     found = await visit.part("The schedules", visit.app.alist_schedules(limit=limit, after=after), None)
     schedules: list[ScheduleInfo] = found or []
-    ticks = await visit.part("The ticks", _ticks_of(visit, schedules), {})
+    parts = await visit.parts(
+        ticks=("The ticks", _ticks_of(visit, schedules), {}),
+        runs=("The last runs", database_of(visit.app).arun(last_runs(schedules)), {}),
+    )
+    ticks, runs = parts["ticks"], parts["runs"]
     shown = [_shown(visit, each) for each in schedules]
     coming = {each.name: _coming(each) for each in schedules}
     data = {
         "schedules": None if found is None else [structs.asdict(each) for each in shown],
         "next_ticks": None if found is None else coming,
+        "last_runs": None
+        if found is None
+        else {each.name: _last_run(visit, each, runs) for each in schedules},
     }
     more = {
+        "runs": runs,
         "rows": [
             (each, _timing(each), marks_of(ticks.get(each.name, ())), coming[each.name], _is_late(each))
             for each in shown
         ],
         "older": schedules[-1].name if len(schedules) == limit else None,
     }
-    says = _sentence(found, ticks)
+    says = _sentence(found, ticks, runs)
     return Page(
         template="schedules.html",
         title="Schedules",
@@ -114,7 +125,14 @@ def _is_late(found: ScheduleInfo) -> bool:
     return found.state == "ACTIVE" and found.next_at is not None and found.next_at < found.at - _LATE
 
 
-def _sentence(found: Sequence[ScheduleInfo] | None, ticks: dict[str, list[TickInfo]]) -> str:
+def _last_run(visit: Visit, found: ScheduleInfo, runs: Mapping[str, TickInfo]) -> TickInfo | None:
+    run = runs.get(found.name)
+    return None if run is None else _shown_tick(visit, found.task, run)
+
+
+def _sentence(
+    found: Sequence[ScheduleInfo] | None, ticks: dict[str, list[TickInfo]], runs: Mapping[str, TickInfo]
+) -> str:
     if found is None:
         return "The schedules could not be read"
     if not found:
@@ -125,6 +143,9 @@ def _sentence(found: Sequence[ScheduleInfo] | None, ticks: dict[str, list[TickIn
         return f"{worst} missed {amount(count, 'tick')} of its last {len(ticks[worst])}"
     if late := [each.name for each in found if _is_late(each)]:
         return f"{late[0]} is late: no scheduler has decided its tick"
+    if failing := [name for name, run in runs.items() if run.state in _BAD]:
+        verb = "has" if len(failing) == 1 else "have"
+        return f"The last {'run' if len(failing) == 1 else 'runs'} of {some(failing, limit=3)} {verb} failed"
     paused = sum(each.state == "PAUSED" for each in found)
     rest = f", and {paused} {'is' if paused == 1 else 'are'} paused" if paused else ""
     return f"{amount(len(found), 'schedule')}, none of which missed a tick{rest}"
