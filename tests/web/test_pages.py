@@ -18,6 +18,7 @@ from everbeat.embedded.server import EmbeddedServer
 from everbeat.errors import DatabaseReadOnly
 from everbeat.store import reading, tasks
 from everbeat.store.plan import ask
+from everbeat.store.workers import WorkerRow, register_worker
 from everbeat.web import Web
 from everbeat.web.routes import ROUTES
 from tests.conftest import NewServer
@@ -86,6 +87,27 @@ async def test_the_queue_whose_oldest_task_waits_longest_is_in_the_heading(
         "films": (1, 0),
         "mail": (0, 1),
     }
+
+
+async def test_a_served_queue_that_never_had_a_task_is_listed_and_can_be_paused(
+    app: App, workers: Workers, new_visitor: NewVisitor
+) -> None:
+    workers.db.run(
+        register_worker(
+            WorkerRow(
+                id="w3", supervisor_id="s1", hostname="h", pid=9, process_started=None, queues=("idle",)
+            )
+        )
+    )
+    visitor = new_visitor("operate")
+    page = (await visitor.get("/queues")).text
+    assert 'name="name" value="idle"' in page
+    await visitor.act("/queues/pause", name="idle")
+    workers.db.connection.execute(
+        workers.db.plain("update {schema}.workers set ended_at = now(), ended_how = 'left'")
+    )
+    assert [each["name"] for each in (await visitor.json("/queues"))["queues"]] == ["idle"]  # it is paused
+    assert [each.name for each in await app.aqueues()] == ["idle"]
 
 
 async def test_a_queue_is_paused_with_a_reason_and_resumed(

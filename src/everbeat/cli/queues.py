@@ -116,7 +116,7 @@ commands = typer.Typer(
 @commands.command("list")
 @with_app
 def list_queues(app: App, *, as_json: bool) -> None:
-    """Show queues and how many tasks wait in them.
+    """Show queues and how many tasks wait in them, also empty ones that live workers serve, or that are paused or limited.
 
     PENDING counts due tasks, SCHEDULED counts later ones. WAITING is how long the oldest due task has waited.
     Counting stops at 10,000, so 10,000+ means at least 10,000.
@@ -138,7 +138,7 @@ def list_queues(app: App, *, as_json: bool) -> None:
         )
         for queue in found
     ]
-    show_rows(rows, empty="No queue has live tasks.")
+    show_rows(rows, empty="No queues.")
     for pause in app.list_pauses():
         if pause.kind == "all":
             say(f"Everything is paused {shown_since(pause)}. To end it: everbeat resume --all.")

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from everbeat.client.failures import FailureMethods
 from everbeat.client.handle import to_batch_id, to_task_id, to_workflow_id
+from everbeat.client.queues import listed_queues
 from everbeat.client.task_pages import examined_page
 from everbeat.client.workflow import operations as workflow_operations
 from everbeat.domain.filters import RecoveryFilters, TaskFilters, WorkflowFilters
@@ -180,8 +181,9 @@ class InspectionMethods(FailureMethods):
         return to_milliseconds(stale_after, subject="stale_after")
 
     def queues(self, *, most: int = inspection.MOST_COUNTED) -> list[QueueInfo]:
-        """Return the declared queues and all queues that contain live tasks, sorted by priority and then by name.
+        """Return the queues with live tasks, and the empty ones that are declared, served, paused or limited.
 
+        They are sorted by priority and then by name.
         `most` is the number of tasks of each queue and state at which counting stops, 1 to 10,000.
         """
         return self._run("queues", self._listed_queues(most))
@@ -191,16 +193,8 @@ class InspectionMethods(FailureMethods):
         return await self._arun(self._listed_queues(most))
 
     def _listed_queues(self, most: int) -> Plan[list[QueueInfo]]:
-        found = yield from ask(inspection.queues(most=_most_counted(most, subject="queues.most")))
-        by_name = {name: QueueInfo(name=name) for name in self._queue_priorities}
-        by_name |= {queue.name: queue for queue in found}
-        known = [
-            structs.replace(queue, priority=self._queue_priorities.get(queue.name))
-            for queue in by_name.values()
-        ]
-        return sorted(
-            known, key=lambda queue: (100 if queue.priority is None else queue.priority, queue.name)
-        )
+        counted = inspection.queues(most=_most_counted(most, subject="queues.most"))
+        return listed_queues(counted, declared=self._queue_priorities, stale_ms=self._alive_within_ms)
 
     def heartbeats(self, task_id: UUID | str | None = None, *, limit: int = 1_000) -> list[HeartbeatInfo]:
         """Return the latest heartbeat of every task in flight, or the heartbeats of one task if `task_id` is given."""

@@ -38,6 +38,7 @@ from everbeat.domain.doctor.work import RecentFailures
 from everbeat.domain.explain.reasons import FailingStart, Holding, RestartingSupervisor, SilenceRules, Waiting
 from everbeat.domain.explain.workflows import Movement
 from everbeat.domain.inspection import Pause
+from everbeat.domain.limit.model import OF_QUEUE
 from everbeat.domain.recovery.decision import UNRESPONSIVE_S
 from everbeat.domain.task.needs import (
     KnowingWorkers,
@@ -293,6 +294,12 @@ def known_names(*, stale_ms: int) -> Statement[tuple[tuple[str, ...], tuple[str,
         return tasks, tuple(row[1] for row in found if row[0] == "queue")
 
     return Statement("inspect/list_known_names", {"stale_ms": stale_ms}, read)
+
+
+def known_queues(*, stale_ms: int) -> Statement[list[str]]:
+    """Return the queues that live workers serve, that are paused, or that have a limit."""
+    parameters = {"stale_ms": stale_ms, "of_queue": OF_QUEUE}
+    return Statement("inspect/list_known_queues", parameters, rows.first_column)
 
 
 def movement(workflow_id: UUID, *, stale_ms: int) -> Statement[Movement]:

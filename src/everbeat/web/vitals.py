@@ -18,6 +18,7 @@ from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import SystemClock
 from everbeat.store import inspection
 from everbeat.store.plan import ask
+from everbeat.store.statement import Statement
 
 _FRESH_S: Final = 2.0
 _DEAD_FOR: Final = timedelta(hours=1)
@@ -71,7 +72,9 @@ class VitalsWatch:
 
 async def _read(app: App, *, now: datetime, crew: TreeCounts | None) -> Vitals:
     try:
-        trees, waiting = await asyncio.gather(_trees(app, now=now, crew=crew), counted_queues(app))
+        trees, waiting = await asyncio.gather(
+            _trees(app, now=now, crew=crew), database_of(app).arun(ask(counted_queues()))
+        )
     except DatabaseError as problem:
         return Vitals(problem=problem.message)
     oldest = [queue.oldest_due_s for queue in waiting if queue.oldest_due_s is not None]
@@ -99,7 +102,6 @@ async def _trees(app: App, *, now: datetime, crew: TreeCounts | None) -> TreeCou
     return TreeCounts.of(states.values(), dead=dead)
 
 
-async def counted_queues(app: App) -> list[QueueInfo]:
-    """Return the queues with their counts, which stop early enough for a page."""
-    statement = inspection.queues(most=_MOST_COUNTED, most_of_all=_MOST_OF_ALL)
-    return await database_of(app).arun(ask(statement))
+def counted_queues() -> Statement[list[QueueInfo]]:
+    """Return the queues with live tasks and their counts, which stop early enough for a page."""
+    return inspection.queues(most=_MOST_COUNTED, most_of_all=_MOST_OF_ALL)

@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 
 from everbeat.app import App
 from everbeat.client.database_access import database_of
+from everbeat.client.queues import listed_queues
 from everbeat.domain.charts import ended_of
 from everbeat.domain.inspection import Pause, QueueInfo, WorkerInfo
 from everbeat.domain.limit.inspection import LimitInfo
@@ -56,7 +57,7 @@ async def show(visit: Visit) -> PageResult:
         return await show_past(visit, visit.at)
     app = visit.app
     found = await visit.parts(
-        queues=("The queues", counted_queues(app), None),
+        queues=("The queues", _queues(app), None),
         pauses=("The pauses", app.alist_pauses(), None),
         workers=("The workers", app.alist_active_workers(limit=_MOST_WORKERS), None),
         limits=("The limits", _limits(app), None),
@@ -157,6 +158,16 @@ _OLD_SAMPLE_S: Final = 60.0
 """The page says how old an older sample is: with no worker, or after two days, the last one is not of that moment."""
 
 
+async def _queues(app: App) -> list[QueueInfo]:
+    """Return the queues, also those without tasks, so that they can be paused."""
+    plan = listed_queues(
+        counted_queues(),
+        declared={each.name: each.priority for each in app.queue_configs},
+        stale_ms=app.recovery.claimed_stale_threshold_ms,
+    )
+    return await database_of(app).arun(plan)
+
+
 async def _limits(app: App) -> list[LimitInfo]:
     """Return the limits. Those with permits in use or with waiting tasks come first, with their keys in use and the holders of their permits."""
     access = database_of(app)
@@ -183,11 +194,9 @@ def _rows(
     queues: Sequence[QueueInfo], pauses: Sequence[Pause], workers: Sequence[WorkerInfo] | None
 ) -> list[QueueRow]:
     paused = {pause.name: pause for pause in pauses if pause.kind == "queue"}
-    known = {queue.name: queue for queue in queues}
-    known |= {name: QueueInfo(name=name) for name in paused if name not in known}
     rows = [
         QueueRow(queue=queue, pause=paused.get(queue.name), served_by=_serving(queue.name, workers))
-        for queue in known.values()
+        for queue in queues
     ]
     return sorted(
         rows, key=lambda row: (-(row.queue.oldest_due_s or 0.0), -row.queue.pending, row.queue.name)
