@@ -719,6 +719,8 @@ def test_each_further_run_of_a_task_has_its_reason(app: App, db: StoreHarness) -
         in recovered
     )
     assert handed_back.startswith("worker w1 released attempt 3, which is not charged")
+    change(db, "recoveries", "noticed_by = 'child_exit'", "was = 'RUNNING'")
+    assert "(noticed by child exit)" in app.explain(claimed.id).second_runs[2].text
     change(db, "recoveries", "noticed_by = 'progress', cause = 'no progress for 2s'", "was = 'RUNNING'")
     change(db, "recoveries", "noticed_by = 'operator', cause = 'released'", "was = 'CLAIMED'")
     released, stalled = (reason.text for reason in app.explain(claimed.id).second_runs[1:3])

@@ -184,7 +184,7 @@ def test_a_death_certificate_states_all_facts_and_survives_storage() -> None:  #
     assert error.code == "WORKER_CRASHED"
     assert error.message == (
         "Worker web-7-aa (pid 7 on web) was running this task when it died: killed by SIGSEGV. It was noticed by child exit"
-        " 12ms after it ended. The task does not run again: 3 processes died while running only this task, 1 holder vanished."
+        " 12 ms after it ended. The task does not run again: 3 processes died while running only this task, 1 holder vanished."
     )
     assert error.data == {
         "worker_id": "web-7-aa", "hostname": "web", "pid": 7, "supervisor_id": "web-6-bb", "cause": "killed by SIGSEGV",
@@ -197,13 +197,25 @@ def test_a_death_certificate_states_all_facts_and_survives_storage() -> None:  #
 @pytest.mark.parametrize(
     ("noticed_by", "after_ms", "expected"),
     [
-        ("child_exit", 4, "when it died: gone. It was noticed by child exit 4ms after it ended."),
+        ("child_exit", 4, "when it died: gone. It was noticed by child exit 4 ms after it ended."),
         ("child_exit", None, "when it died: gone."),
-        ("session", 2_500, "when it died: gone. It was noticed by session 2.5s after its last sign of life."),
-        ("age", 300_000, "when it died: gone. It was noticed by age 5m after its last sign of life."),
-        ("startup", 90_000, "when it died: gone. It was noticed by startup 90s after its last sign of life."),
-        ("sweep", 90_000, "when it died: gone. It was noticed by sweep 90s after its last sign of life."),
-        ("operator", 800, "when an operator released it. That was 800ms after its last sign of life."),
+        (
+            "session",
+            2_500,
+            "when it died: gone. It was noticed by session 2.5 s after its last sign of life.",
+        ),
+        ("age", 300_000, "when it died: gone. It was noticed by age 5 m after its last sign of life."),
+        (
+            "startup",
+            90_000,
+            "when it died: gone. It was noticed by startup 1 m 30 s after its last sign of life.",
+        ),
+        (
+            "sweep",
+            90_000,
+            "when it died: gone. It was noticed by sweep 1 m 30 s after its last sign of life.",
+        ),
+        ("operator", 800, "when an operator released it. That was 800 ms after its last sign of life."),
     ],
 )
 def test_a_death_certificate_states_how_the_death_was_noticed(

@@ -137,7 +137,7 @@ async def test_the_recovery_delay_of_a_sweep_is_the_minimum_until_the_next_start
     assert 0 < due_in <= 1.2 * delay_ms
     assert db.claim(limit=1) == []
     assert re.fullmatch(
-        r"Worker w1 \(pid \d+ on host\) had claimed this task when it died: .+\. It was noticed by sweep \S+ after its last sign of life\."
+        r"Worker w1 \(pid \d+ on host\) had claimed this task when it died: .+\. It was noticed by sweep \d[\w. ]* after its last sign of life\."
         r" Its code had not started, so the task was put back into its queue\.",
         db.row(task_id, "error ->> 'message'"),
     )

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from everbeat.domain.charts import RANGES, ChartMark, ChartPoint, Charts, nice_top, spans_of
-from everbeat.domain.pulse.wording import brief_duration
 from everbeat.domain.series import RateBucket, quantile_s
+from everbeat.errors.wording import brief_duration
 from everbeat.runtime.clock import SystemClock
 from everbeat.web.chart_drawing import (
     DEPTHS,

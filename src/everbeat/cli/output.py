@@ -21,7 +21,7 @@ from everbeat.domain.documents import plain_value
 from everbeat.domain.settings.units import shown_moment
 from everbeat.domain.task.states import TaskState
 from everbeat.domain.workflow.states import NodeState, WorkflowState
-from everbeat.errors.wording import on_one_line, visible, visible_json
+from everbeat.errors.wording import brief_duration, on_one_line, visible, visible_json
 from everbeat.runtime.clock import SystemClock
 
 _COLUMN_GAP: Final = 2
@@ -400,18 +400,8 @@ def optional_moment(value: datetime | None) -> str | None:
 
 
 def duration(seconds: float | None) -> str:
-    """Format a duration for people, such as 850 ms, 12.3 s, 5 min, 3.4 h or 2.1 d."""
-    if seconds is None:
-        return ""
-    for limit, unit, size, digits in (
-        (1, "ms", 0.001, 0),
-        (120, "s", 1, 1),
-        (7_200, "min", 60, 1),
-        (172_800, "h", 3_600, 1),
-    ):
-        if seconds < limit:
-            return f"{seconds / size:.{digits}f} {unit}"
-    return f"{seconds / 86_400:.1f} d"
+    """Format a duration as `brief_duration` does, or return an empty string for None."""
+    return "" if seconds is None else brief_duration(seconds)
 
 
 def brief(text: str, *, limit: int = 100) -> str:

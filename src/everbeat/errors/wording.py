@@ -114,3 +114,30 @@ def class_name(cls: type) -> str:
 
 def _clean(text: str) -> bytes:
     return text.replace(_NUL, "\\x00").encode("utf-8", errors="backslashreplace")
+
+
+def brief_duration(seconds: float) -> str:
+    """Return a measured duration for people, such as "850 ms", "2.1 s", "46 s", "1 m 8 s" or "2 h 5 m".
+
+    The value of a setting has a form of its own, in which it can be written again: that of `spelled_duration`.
+    """
+    seconds = max(0.0, seconds)
+    if seconds < 0.9995:
+        return f"{seconds * 1_000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, size_of_rest, rest in (
+        (86_400, "d", 3_600, "h"),
+        (3_600, "h", 60, "m"),
+        (60, "m", 1, "s"),
+    ):
+        if whole >= size:
+            left = whole % size // size_of_rest
+            return f"{whole // size} {unit} {left} {rest}" if left else f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
+def spoken_way(noticed_by: str) -> str:
+    """Return how a death was noticed, as words: `child_exit` is "child exit"."""
+    return noticed_by.replace("_", " ")

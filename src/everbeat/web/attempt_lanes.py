@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct, structs
 
 from everbeat.domain.inspection import HeartbeatInfo, Progress, TaskInfo
-from everbeat.domain.pulse.wording import brief_duration
+from everbeat.errors.wording import brief_duration
 from everbeat.store.recorded import RecordedStep
 
 _LONGEST_LANES: Final = 50

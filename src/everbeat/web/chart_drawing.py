@@ -14,7 +14,7 @@ from markupsafe import Markup
 from msgspec import Struct
 
 from everbeat.domain.charts import ChartMark, ChartPoint, Charts, nice_top
-from everbeat.domain.pulse.wording import brief_duration
+from everbeat.errors.wording import brief_duration
 from everbeat.web import wording
 from everbeat.web.wording import shown_text
 

@@ -10,8 +10,8 @@ from markupsafe import Markup
 from msgspec import Struct
 
 from everbeat.domain.pulse.incidents import Incident, RecoveryCourse
-from everbeat.domain.pulse.wording import brief_duration, spoken_way
 from everbeat.domain.task.states import TaskState
+from everbeat.errors.wording import brief_duration, spoken_way
 from everbeat.web.wording import shown_text
 
 _BEFORE: Final = 12.0

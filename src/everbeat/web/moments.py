@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from everbeat.domain.past import STEPS_S
-from everbeat.domain.pulse.wording import brief_duration
+from everbeat.errors.wording import brief_duration
 from everbeat.web.refusals import RequestRefused
 
 

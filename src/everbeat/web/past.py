@@ -16,8 +16,7 @@ from everbeat.domain.pulse.incidents import Incident
 from everbeat.domain.pulse.judging import TreeCounts, TreeState
 from everbeat.domain.pulse.memory import PulseMemory
 from everbeat.domain.pulse.sentences import notice_of, title_of
-from everbeat.domain.pulse.wording import brief_duration
-from everbeat.errors.wording import amount
+from everbeat.errors.wording import amount, brief_duration
 from everbeat.store.audit import RETENTION_HOURS
 from everbeat.web.live import PulsePicture
 

@@ -11,8 +11,7 @@ from markupsafe import Markup
 from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import WINDOW_S
 from everbeat.domain.pulse.strips import AHEAD_S, ProcessLine, Spike, Strip, noticed_words
-from everbeat.domain.pulse.wording import brief_duration
-from everbeat.errors.wording import amount, on_one_line
+from everbeat.errors.wording import amount, brief_duration, on_one_line
 from everbeat.web.wording import shown_text
 
 _HEIGHT: Final = 76

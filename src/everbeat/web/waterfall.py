@@ -8,11 +8,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from everbeat.domain.pulse.wording import brief_duration
 from everbeat.domain.task.gathering import awaited
 from everbeat.domain.task.questions import is_answer
 from everbeat.domain.workflow.states import NodeInfo, NodeState
-from everbeat.errors.wording import some
+from everbeat.errors.wording import brief_duration, some
 
 _TONES: Final = {
     "COMPLETED": "live",

@@ -13,8 +13,7 @@ from markupsafe import Markup, escape
 from msgspec import Struct
 
 from everbeat.domain.documents import plain_value
-from everbeat.domain.pulse.wording import brief_duration
-from everbeat.errors.wording import visible
+from everbeat.errors.wording import brief_duration, visible
 
 
 def span(seconds: float | None) -> str:

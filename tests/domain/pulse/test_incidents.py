@@ -24,9 +24,9 @@ from everbeat.domain.pulse.sentences import (
     title_of,
 )
 from everbeat.domain.pulse.timeline import IncidentContext, timeline_of
-from everbeat.domain.pulse.wording import brief_duration, names_of
+from everbeat.domain.pulse.wording import names_of
 from everbeat.domain.task.states import TaskState
-from everbeat.errors.wording import on_one_line
+from everbeat.errors.wording import brief_duration, on_one_line
 from tests.domain.pulse.samples import NOW, ago, dead_tree, memory, recovery, tree, worker
 
 TREES = {"fra-1-2-w": "fra-1", "fra-3-2-w": "fra-3"}
@@ -233,7 +233,7 @@ def test_the_pulse_opens_with_the_worst_news() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 ms"), (0.018, "18 ms"), (0.4, "0.4 s"), (2.14, "2.1 s"), (9.96, "10 s"), (59.7, "1 m"), (68, "1 m 8 s"), (7_500, "2 h 5 m")],
+    [(0, "0 ms"), (0.018, "18 ms"), (0.4, "400 ms"), (2.14, "2.1 s"), (9.96, "10 s"), (59.7, "1 m"), (68, "1 m 8 s"), (7_500, "2 h 5 m")],
 )  # fmt: skip
 def test_durations_are_brief(seconds: float, text: str) -> None:
     assert brief_duration(seconds) == text

@@ -7,8 +7,7 @@ from typing import Final
 
 from everbeat.domain.bulk_actions import BulkProblem, BulkState
 from everbeat.domain.doctor.findings import Check, CheckCode
-from everbeat.domain.settings.units import spelled_duration
-from everbeat.errors.wording import amount, some
+from everbeat.errors.wording import amount, brief_duration, some
 
 _MOST_NAMED: Final = 3
 
@@ -18,7 +17,7 @@ def judge_bulk_actions(found: Sequence[BulkProblem]) -> Check:
     stuck = [each for each in found if each.state != BulkState.FAILED]
     if stuck:
         first = stuck[0]
-        still = spelled_duration(max(1, int(first.still_s)))
+        still = brief_duration(first.still_s)
         named = some([f"{each.id} ({each.action})" for each in stuck], limit=_MOST_NAMED)
         because = "" if first.problem is None else f", because of: {first.problem}"
         text = (

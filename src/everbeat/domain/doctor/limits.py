@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from everbeat.domain.doctor.findings import Check, CheckCode
 from everbeat.domain.limit.model import OF_QUEUE, OF_TASK, limit_of
-from everbeat.domain.settings.units import spelled_duration
-from everbeat.errors.wording import some
+from everbeat.errors.wording import brief_duration, some
 
 SET_MS: Final = 86_400_000
 """A limit that an operator set longer ago than this, without an end, was probably forgotten."""
@@ -91,7 +90,7 @@ def _raising(costly: CostlyTask) -> str:
 
 
 def _age(each: SetLimit) -> str:
-    return spelled_duration(each.age_ms // 3_600_000 * 3_600)
+    return brief_duration(each.age_ms / 1_000)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -10,8 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from everbeat.domain.doctor.findings import Check, CheckCode, CheckVerdict
-from everbeat.domain.settings.units import spelled_duration
-from everbeat.errors.wording import amount, some
+from everbeat.errors.wording import amount, brief_duration, some
 
 OVERDUE_MS: Final = 30_000
 """If a tick is still undecided this long after it was due, its schedule is overdue. Supervisors poll at least every 2 s."""
@@ -50,7 +49,7 @@ def judge_schedules(found: ScheduleProblems, *, unknown_zones: Collection[str]) 
     findings: list[tuple[str, str]] = []
     if overdue:
         first = overdue[0]
-        late = spelled_duration(first.overdue_ms // 1_000)
+        late = brief_duration(first.overdue_ms / 1_000)
         text = f"no supervisor decides the due ticks of {_named([each.name for each in overdue])}, {first.name} for {late}"
         findings.append((text, f"see the reason: everbeat explain {shlex.quote(f'schedule:{first.name}')}."))
     if broken:

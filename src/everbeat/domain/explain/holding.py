@@ -31,7 +31,7 @@ from everbeat.errors import (
     WORKER_STOPPED,
 )
 from everbeat.errors.tasks import shown_code
-from everbeat.errors.wording import amount
+from everbeat.errors.wording import amount, brief_duration, spoken_way
 
 _UNCERTAIN: Final = {
     ReasonCode.HOLDER_ENDED,
@@ -99,9 +99,10 @@ def _hold(task: TaskSummary, holding: Holding, *, policy: StoredPolicy) -> Itera
     )
     if policy.stall_timeout_ms is not None:
         last = max(filter(None, (holding.started_at, task.progress_at)))
+        allowed = spelled_duration(policy.stall_timeout_ms / 1_000)
         yield Reason(
             code=ReasonCode.PROGRESS_STANDS,
-            text=f"it is stopped and recovered if its code reports no progress for {_spelled(policy.stall_timeout_ms)}, its stall_timeout",
+            text=f"it is stopped and recovered if its code reports no progress for {allowed}, its stall_timeout",
             since=last,
             until=last + timedelta(milliseconds=policy.stall_timeout_ms),
         )
@@ -232,7 +233,7 @@ def _trouble(
             "it is recovered when it has been silent for too long",
         )
     elif holding.ended_at is not None:
-        cause = holding.ended_cause or holding.ended_how or "how is not recorded"
+        cause = holding.ended_cause or spoken_way(holding.ended_how or "how is not recorded")
         code, since = ReasonCode.HOLDER_ENDED, holding.ended_at
         due_at = holding.ended_at + timedelta(milliseconds=rules.check_interval_ms)
         text, coming = (
@@ -290,13 +291,7 @@ def _unlimited(policy: StoredPolicy) -> str:
 
 
 def _spelled(milliseconds: float) -> str:
-    """Format a duration. Long durations are rounded to the second."""
-    seconds = milliseconds / 1_000
-    if seconds < 120:
-        return spelled_duration(round(seconds, 1))
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    return brief_duration(milliseconds / 1_000)
 
 
 NOT_BEFORE_GOOD_UNTIL: Final = "not run again: its next run would be due at"
@@ -474,7 +469,7 @@ def _recovered(recovery: RecoveryInfo, *, held: str) -> Reason:
     due_at = recovery.next_retry_at
     return Reason(
         code=ReasonCode.RECOVERED,
-        text=f"{fate(recovery, held=held)} (noticed by {recovery.noticed_by}){charge}{suspect}",
+        text=f"{fate(recovery, held=held)} (noticed by {spoken_way(recovery.noticed_by)}){charge}{suspect}",
         since=recovery.noticed_at,
         until=due_at if due_at is not None and due_at > recovery.noticed_at else None,
         blocked_by=recovery.worker_id,

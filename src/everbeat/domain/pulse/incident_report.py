@@ -10,8 +10,7 @@ from everbeat.domain.charts import ChartPoint
 from everbeat.domain.pulse.incidents import Incident, RecoveryCourse, certificate_of, totals_of
 from everbeat.domain.pulse.sentences import notice_of, outcome_of, rescue_of, title_of
 from everbeat.domain.pulse.timeline import IncidentContext, timeline_of
-from everbeat.domain.pulse.wording import brief_duration
-from everbeat.errors.wording import amount, on_one_line
+from everbeat.errors.wording import amount, brief_duration, on_one_line
 
 LATE_WRITES: Final = (
     "A late write of the dead is refused, because its claim_id is no longer valid. The log of its worker has the refusal, and the database"

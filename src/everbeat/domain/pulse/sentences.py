@@ -12,8 +12,7 @@ from msgspec import Struct
 from everbeat.domain.pulse.incidents import Incident, IncidentKind, Totals
 from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import TreeTrace
-from everbeat.domain.pulse.wording import brief_duration, spoken_way
-from everbeat.errors.wording import amount
+from everbeat.errors.wording import amount, brief_duration, spoken_way
 
 RECENT: Final = timedelta(minutes=15)
 """For how long the Pulse page opens with a death."""

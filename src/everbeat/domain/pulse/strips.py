@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from everbeat.domain.pulse.incidents import Incident, IncidentKind
 from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import WINDOW_S, TreeTrace
-from everbeat.domain.pulse.wording import brief_duration, spoken_way
 from everbeat.domain.recovery.liveness import LATE_BEATS
-from everbeat.errors.wording import amount
+from everbeat.errors.wording import amount, brief_duration, spoken_way
 
 AHEAD_S: Final = 20
 """How many seconds to come a strip shows, for the moment at which age decides."""

@@ -16,7 +16,7 @@ from everbeat.domain.recovery.hooks import Default, FailWithBackoff, HookReply, 
 from everbeat.domain.settings.units import When, milliseconds, spelled_duration
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.errors import TASK_STALLED, WORKER_CRASHED, TaskError
-from everbeat.errors.wording import amount
+from everbeat.errors.wording import amount, brief_duration, spoken_way
 
 
 class Charge(StrEnum):
@@ -277,8 +277,8 @@ class DeathCertificate(Struct, frozen=True, kw_only=True):
         event = "an operator released it" if released else f"it died: {self.cause}"
         text = f"Worker {self.worker_id} ({place}) {verb} when {event}."
         if self.noticed_after_ms is not None:
-            after = spelled_duration(round(self.noticed_after_ms / 1_000, 3))
-            how = "That was" if released else f"It was noticed by {self.noticed_by.replace('_', ' ')}"
+            after = brief_duration(self.noticed_after_ms / 1_000)
+            how = "That was" if released else f"It was noticed by {spoken_way(self.noticed_by)}"
             text += f" {how} {after} after {counted_from(self.noticed_by)}."
         if self.poison:
             text += (
@@ -357,7 +357,7 @@ class StallCertificate(Struct, frozen=True, kw_only=True):
     def summary(self) -> str:
         """Return one or two sentences for human readers."""
         text = (
-            f"The code ran but reported no progress for {self.silent_for_s:.1f} s, with {spelled_duration(self.stall_timeout_s)} allowed,"
+            f"The code ran but reported no progress for {brief_duration(self.silent_for_s)}, with {spelled_duration(self.stall_timeout_s)} allowed,"
             f" in worker {self.worker_id} (pid {self.pid} on {self.hostname})."
         )
         if self.last_progress_at is None:

@@ -16,8 +16,8 @@ from everbeat.domain.pulse.judging import TreeState, decides_at
 from everbeat.domain.pulse.memory import TreeTrace
 from everbeat.domain.pulse.sentences import notice_of, outcome_of, pulse_says, rescue_of, title_of
 from everbeat.domain.pulse.strips import Strip, TakeOver, strip_of, takeovers_of
-from everbeat.domain.pulse.wording import brief_duration, names_of
-from everbeat.errors.wording import amount
+from everbeat.domain.pulse.wording import names_of
+from everbeat.errors.wording import amount, brief_duration
 from everbeat.web import rendering, wording
 from everbeat.web.live import Parts, PulsePicture
 from everbeat.web.page import Page, PageResult, Unread, Visit

@@ -22,9 +22,8 @@ from everbeat.domain.pulse.incident_report import incident_document, incident_ma
 from everbeat.domain.pulse.incidents import Incident, RecoveryCourse, certificate_of, totals_of
 from everbeat.domain.pulse.sentences import notice_of, recoveries_say, rescue_of, title_of
 from everbeat.domain.pulse.timeline import AROUND, IncidentContext
-from everbeat.domain.pulse.wording import brief_duration, spoken_way
 from everbeat.domain.recovery.decision import counted_from
-from everbeat.errors.wording import amount, visible_json
+from everbeat.errors.wording import amount, brief_duration, spoken_way, visible_json
 from everbeat.web import rendering, wording
 from everbeat.web.hiding import plain_part
 from everbeat.web.lane_drawing import Axis, axis_of, axis_svg, end_in_words, lane_svg, order_of

@@ -15,10 +15,10 @@ from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import TreeTrace
 from everbeat.domain.pulse.sample import SampledWorker
 from everbeat.domain.pulse.sentences import Said, workers_say
-from everbeat.domain.pulse.wording import brief_duration, names_of, spoken_way
+from everbeat.domain.pulse.wording import names_of
 from everbeat.domain.recovery.liveness import FAREWELL
 from everbeat.errors import UnknownName
-from everbeat.errors.wording import amount
+from everbeat.errors.wording import amount, brief_duration, spoken_way
 from everbeat.web import rendering
 from everbeat.web.live import Parts, PulsePicture
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
