@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
 
-from everbeat.errors import AddressInUse
+from everbeat.cli.web import web
+from everbeat.errors import AddressInUse, ConfigurationError
 from everbeat.store.target import Target
 from everbeat.web.serving import listening
 
@@ -57,3 +59,26 @@ def test_a_port_that_is_taken_is_reported_with_a_fix() -> None:
     with listening("127.0.0.1", 0) as taken, pytest.raises(AddressInUse, match="cannot listen"):  # noqa: SIM117
         with listening("127.0.0.1", taken.getsockname()[1]):
             pass
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        ("--proxy", {"header": "X-User", "proxies": ["abc"]}),
+        ("--proxy", {"header": "X-User", "proxies": [""]}),
+        ("--trusted-header", {"header": "X User", "proxies": ["127.0.0.1"]}),
+        ("--trusted-header", {"header": "", "proxies": ["127.0.0.1"]}),
+        ("--trusted-header", {"header": "X-User"}),
+        ("--role", {"header": "X-User", "proxies": ["127.0.0.1"], "role": "boss"}),
+        ("--role-of ann", {"header": "X-User", "proxies": ["127.0.0.1"], "roles": ["ann=boss"]}),
+        ("--role", {"role": "see"}),
+        ("--hide", {"hide": ["charge:"]}),
+        ("--name", {"name": "n\0"}),
+        ("--host", {"host": "0.0.0.0"}),
+        ("--root-path", {"root_path": "ops"}),
+    ],
+)
+def test_an_invalid_option_is_refused_by_its_own_name(option: str, given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        web(None, url="postgresql://localhost:1/x", port=0, **given)
+    assert [problem.subject for problem in caught.value.problems] == [option], caught.value

@@ -10,12 +10,21 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
+from everbeat.cli.failures import named_as_options
 from everbeat.cli.output import say
 from everbeat.cli.selection import SchemaOption, UrlOption, selected_app
 from everbeat.errors import WebNotInstalled
 
 USERS_VARIABLE: Final = "EVERBEAT_WEB_USERS"
 _NEEDED: Final = ("jinja2", "starlette", "uvicorn")
+_OPTIONS: Final = {
+    "proxies": "--proxy",
+    "header": "--trusted-header",
+    "hide": "--hide",
+    "Web.name": "--name",
+    "Basic.users": USERS_VARIABLE,
+}
+"""The arguments of `Web` and of its authentication, and the option that gives each."""
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -94,19 +103,22 @@ def web(
     if any(find_spec(each) is None for each in _NEEDED):
         raise WebNotInstalled
     serving: Any = import_module("everbeat.web.serving")
-    auth = serving.chosen_authentication(
-        host,
-        users=os.environ.get(USERS_VARIABLE),
-        header=header,
-        proxies=proxies or (),
-        role=role,
-        roles=_roles(roles or ()),
-    )
+    with named_as_options(_OPTIONS):
+        auth = serving.chosen_authentication(
+            host,
+            users=os.environ.get(USERS_VARIABLE),
+            header=header,
+            proxies=proxies or (),
+            role=role,
+            roles=_roles(roles or ()),
+        )
+        serving.check_root_path(root_path)
     with (
         selected_app(url=url, schema=schema, locator=locator) as app,
         serving.listening(host, port) as socket,
     ):
-        dashboard = serving.Web(app, auth=auth, read_only=read_only, hide=hide or (), name=name)
+        with named_as_options(_OPTIONS):
+            dashboard = serving.Web(app, auth=auth, read_only=read_only, hide=hide or (), name=name)
         say(f"The dashboard is at {serving.address_of(socket, root_path)} (Ctrl-C stops it)")
         serving.serve(dashboard, socket, root_path=root_path)
 

@@ -6,6 +6,7 @@ import base64
 import binascii
 import hmac
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -127,6 +128,9 @@ class TrustedHeader:
         role: Role | None = Role.READ,
         roles: Mapping[str, Role] | None = None,
     ) -> None:
+        if not _TOKEN.fullmatch(header):
+            rule, fix = "must be the name of a header", "write X-Forwarded-User, for example"
+            raise refused(header, subject="header", code="WRONG_FORM", rule=rule, fix=fix)
         self._header = header
         self._networks = _networks(proxies)
         self._role = None if role is None else Role(role)
@@ -253,4 +257,6 @@ def _is_within(host: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool
 
 
 _SHORTEST_PASSWORD: Final = 8
+_TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,200}")
+"""The name of a header, as HTTP defines it."""
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")

@@ -70,6 +70,13 @@ def chosen_authentication(
     return Loopback()
 
 
+def check_root_path(root_path: str) -> None:
+    """Raise ConfigurationError unless a path is empty or begins with a slash. Otherwise, no request of the proxy would match."""
+    if root_path and not root_path.startswith("/"):
+        rule, fix = "must begin with a slash", f"write --root-path /{root_path}"
+        raise refused(root_path, subject="--root-path", code="WRONG_FORM", rule=rule, fix=fix)
+
+
 @contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
     """Provide a socket that listens on this address. Raises AddressInUse if it cannot."""
