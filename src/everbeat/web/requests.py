@@ -87,6 +87,18 @@ class FormFields:
             raise RequestRefused(400, "MISSING", f"The field {name!r} is missing.", fix="fill it in.")
         return value
 
+    def parameter(self, name: str, *, example: str) -> str:
+        """Return the value of a parameter without which an address means nothing. Raises RequestRefused if it is missing or repeated."""
+        values = [value for value in self.all(name) if value.strip()]
+        if not values:
+            raise RequestRefused(
+                400, "MISSING", f"The parameter {name!r} is missing.", fix=f"write {example}."
+            )
+        if len(values) > 1:
+            said = f"The parameter {name!r} is given {len(values):,} times."
+            raise RequestRefused(400, "REPEATED", said, fix=f"give it once: {example}.")
+        return values[0].strip()
+
     def key(self) -> Hashable:
         """Return a value that is the same for forms with the same fields."""
         return tuple(sorted((name, tuple(values)) for name, values in self._fields.items()))

@@ -83,7 +83,8 @@ def address_of(visit: Visit, page: Page) -> str | None:
 
 async def stream(visit: Visit) -> PageResult:
     """Stream a notice when an action changes what a page shows, and the state of all trees for its header."""
-    place, mark = visit.query.require("of"), visit.query.require("after")
+    example = visit.link("/changes/stream", of="tasks", after=await visit.web.live.mark())
+    place, mark = (visit.query.parameter(name, example=example) for name in ("of", "after"))
     if place not in CONCERNS:
         raise RequestRefused(400, "UNKNOWN_CHOICE", "There is no such page.")
     targets = frozenset(visit.query.all("target")[:_MOST_TARGETS])

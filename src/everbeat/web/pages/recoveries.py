@@ -98,8 +98,10 @@ async def export(visit: Visit) -> PageResult:
     """Return the report of an incident as Markdown or JSON, as a file."""
     view = None if visit.at is None else await read_past(visit, visit.at)
     picture = await visit.web.live.picture() if view is None else view.picture
+    latest = picture.incidents[0].id if picture.incidents else "ID"
+    wanted = visit.query.parameter("incident", example=visit.link("/recoveries/export", incident=latest))
     incident = _chosen(visit, picture)
-    if incident is None or visit.query.get("incident") != incident.id:
+    if incident is None or wanted != incident.id:
         raise RequestRefused(
             404,
             "NO_SUCH_INCIDENT",
