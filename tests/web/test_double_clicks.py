@@ -81,3 +81,29 @@ def test_a_double_click_in_a_browser_shows_what_the_action_did(
             return await said.inner_text()
 
     assert browser.run(story(), within=30) == "The task will run again."
+
+
+async def test_two_clicks_that_reach_different_processes_act_once_on_a_task(
+    app: App, workers: Workers, new_visitor: NewVisitor
+) -> None:
+    """Each `Web` has a memory of its own, as each process behind a balancer has. The rows of the tasks decide."""
+    failed, waiting, asking = workers.fail(), workers.send(), workers.ask("Refund?", kind="bool")
+    both = [new_visitor("operate"), new_visitor("operate")]
+    for path, fields, statuses in (
+        (f"/tasks/{failed}/retry", {}, [303, 409]),
+        (f"/tasks/{waiting}/cancel", {}, [303, 303]),
+        (f"/inbox/{asking}", {"value": "true"}, [303, 409]),
+        ("/queues/pause", {"name": "default"}, [303, 303]),
+    ):
+        answers = await asyncio.gather(*(visitor.post(path, **fields) for visitor in both))
+        assert sorted(answer.status_code for answer in answers) == statuses, path
+    assert sorted(workers.db.table("audit_log", "action")) == [
+        ("answer",),
+        ("cancel",),
+        ("pause",),
+        ("retry",),
+    ]
+    assert (await app.ainfo(failed)).state == "PENDING"
+    assert (await app.ainfo(waiting)).state == "CANCELLED"
+    assert await count(app) == 3
+    assert len(await app.alist_pauses()) == 1

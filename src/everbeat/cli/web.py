@@ -53,7 +53,7 @@ HeaderOption: TypeAlias = Annotated[
 ]
 ProxyOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--proxy", metavar="ADDRESS", help="The address or network of the proxy; can be repeated."),
+    typer.Option("--proxy", metavar="ADDRESS", help="The address or network of a proxy; can be repeated."),
 ]
 RoleOption: TypeAlias = Annotated[
     str | None,
@@ -68,6 +68,14 @@ RoleOfOption: TypeAlias = Annotated[
 RootPathOption: TypeAlias = Annotated[
     str,
     typer.Option("--root-path", metavar="PATH", help="The path under which a proxy shows the dashboard."),
+]
+
+
+ConnectionsOption: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "--max-connections", min=10, max=100_000, help="Answer 503 if more connections than this are open."
+    ),
 ]
 
 
@@ -94,6 +102,7 @@ def web(
     role: RoleOption = None,
     roles: RoleOfOption = None,
     root_path: RootPathOption = "",
+    connections: ConnectionsOption = 500,
 ) -> None:
     """Serve the dashboard.
 
@@ -120,7 +129,7 @@ def web(
         with named_as_options(_OPTIONS):
             dashboard = serving.Web(app, auth=auth, read_only=read_only, hide=hide or (), name=name)
         say(f"The dashboard is at {serving.address_of(socket, root_path)} (Ctrl-C stops it)")
-        serving.serve(dashboard, socket, root_path=root_path)
+        serving.serve(dashboard, socket, root_path=root_path, connections=connections)
 
 
 def _roles(given: Sequence[str]) -> Mapping[str, str]:

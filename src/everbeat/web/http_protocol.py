@@ -13,6 +13,10 @@ READS_WITHIN_S: Final = 30.0
 """How long an answer waits for a client that reads nothing of it."""
 
 
+SPARE: Final = 64
+"""How many connections above the limit may wait for their refusal, the status 503."""
+
+
 class BoundedProtocol(H11Protocol):
     """HTTP with limits for slow clients. Without them, a client that sends a byte a minute holds its connection forever.
 
@@ -25,8 +29,11 @@ class BoundedProtocol(H11Protocol):
         self._reading_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request, for some time."""
+        """Wait for the first request, for some time. A connection too many is ended at once if there is no room to refuse it politely."""
         super().connection_made(transport)
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency + SPARE:
+            transport.abort()
+            return
         self._await_request()
 
     def data_received(self, data: bytes) -> None:

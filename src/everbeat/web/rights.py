@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import hmac
 import inspect
 import re
+import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
@@ -17,6 +19,8 @@ from msgspec import Struct
 from starlette.requests import HTTPConnection, Request
 
 from everbeat.domain.settings.settings import refused
+from everbeat.runtime.clock import Clock
+from everbeat.web.failed_logins import FailedLogins, address_of_client, is_within, read_address
 from everbeat.web.refusals import RequestRefused
 
 
@@ -57,12 +61,20 @@ Authentication: TypeAlias = Callable[[Request], User | Awaitable[User | None] | 
 class Basic:
     """Authentication by user name and password, as browsers ask for them. Use it over TLS only.
 
-    `users` maps each name to a password and a role.
+    `users` maps each name to a password and a role. After 10 failed logins of an address within a minute, its logins are refused until the
+    first of them is a minute old. Each process counts for itself. `proxies` are the addresses and networks of the proxies that name the
+    address of the client in X-Forwarded-For. Without them, all clients of a proxy count as one.
     """
 
     challenge: Final = 'Basic realm="everbeat", charset="UTF-8"'
 
-    def __init__(self, users: Mapping[str, tuple[str, Role]]) -> None:
+    def __init__(
+        self,
+        users: Mapping[str, tuple[str, Role]],
+        *,
+        proxies: Sequence[str] = (),
+        clock: Clock | None = None,
+    ) -> None:
         if not users:
             rule, fix = "needs at least one user", "pass {'ann': ('a long password', Role.OPERATE)}"
             raise refused({}, subject="Basic.users", code="MISSING", rule=rule, fix=fix)
@@ -75,10 +87,12 @@ class Basic:
                     rule=f"must have at least {_SHORTEST_PASSWORD} characters",
                     fix="use a longer one",
                 )
-        self._users = {name: (password.encode(), Role(role)) for name, (password, role) in users.items()}
+        self._users = {name: (_digest(password), Role(role)) for name, (password, role) in users.items()}
+        self._networks = _networks(proxies) if proxies else ()
+        self._failed = FailedLogins(clock=clock)
 
     @classmethod
-    def parse(cls, text: str, *, subject: str) -> Basic:
+    def parse(cls, text: str, *, subject: str, proxies: Sequence[str] = ()) -> Basic:
         """Return the authentication for users that are written as `name:role:password`, separated by white space.
 
         Raises ConfigurationError if the text has another form. The error contains no password.
@@ -96,21 +110,36 @@ class Basic:
                     fix="write ann:operate:PASSWORD, and separate users by spaces",
                 )
             users[name] = (password, Role(role))
-        return cls(users)
+        return cls(users, proxies=proxies)
 
     def __call__(self, request: Request) -> User | None:
-        """Return the user whose name and password the request contains."""
+        """Return the user whose name and password the request contains. Raises RequestRefused if too many logins of its address failed."""
         scheme, _, encoded = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "basic":
             return None
+        address = address_of_client(request, self._networks)
+        self._failed.require(address)
+        user = self._user(encoded)
+        if user is None:
+            self._failed.note(address)
+        return user
+
+    def _user(self, encoded: str) -> User | None:
         try:
             name, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
         except (binascii.Error, UnicodeDecodeError):
             return None
-        known, role = self._users.get(name, (b"", None))
-        # The comparison also runs for unknown names, so that its duration does not reveal which names exist.
-        is_right = hmac.compare_digest(known, password.encode())
+        known, role = self._users.get(name, (_NO_PASSWORD, None))
+        # Digests have one length, and the comparison also runs for unknown names. So its duration reveals neither a name nor a length.
+        is_right = hmac.compare_digest(known, _digest(password))
         return User(name, role) if is_right and role is not None else None
+
+
+def _digest(password: str) -> bytes:
+    return hashlib.sha256(password.encode()).digest()
+
+
+_NO_PASSWORD: Final = secrets.token_bytes(32)
 
 
 class TrustedHeader:
@@ -138,7 +167,7 @@ class TrustedHeader:
 
     def __call__(self, request: Request) -> User | None:
         """Return the user whom the proxy names."""
-        if request.client is None or not _is_within(request.client.host, self._networks):
+        if request.client is None or not is_within(request.client.host, self._networks):
             return None
         names = request.headers.getlist(self._header)
         if len(names) != 1 or not (name := names[0].strip()):
@@ -178,16 +207,8 @@ def is_loopback(host: str) -> bool:
     """Return whether a host name or an address is this machine itself."""
     if host in ("localhost", "localhost."):
         return True
-    try:
-        return _address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _address(host: str) -> IPv4Address | IPv6Address:
-    """Return an address. A server that listens on both kinds gets an IPv4 client as ::ffff:10.0.0.7, which is 10.0.0.7."""
-    address = ip_address(host)
-    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
+    address = read_address(host)
+    return address is not None and address.is_loopback
 
 
 async def authenticated(authentication: Authentication, request: Request) -> User:
@@ -246,14 +267,6 @@ def _networks(proxies: Iterable[str]) -> tuple[IPv4Network | IPv6Network, ...]:
         rule, fix = "must name the proxies whose header is trusted", "pass proxies=['10.0.0.7']"
         raise refused([], subject="proxies", code="MISSING", rule=rule, fix=fix)
     return tuple(found)
-
-
-def _is_within(host: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
-    try:
-        address = _address(host)
-    except ValueError:
-        return False
-    return any(address.version == each.version and address in each for each in networks)
 
 
 _SHORTEST_PASSWORD: Final = 8

@@ -19,6 +19,8 @@ from everbeat.web.http_protocol import BoundedProtocol
 from everbeat.web.rights import Authentication, Basic, Loopback, Role, TrustedHeader, is_loopback
 
 _STOPS_WITHIN_S: Final = 3
+MOST_CONNECTIONS: Final = 500
+"""How many connections may be open: more than the streams of live pages, and fewer than the 1,024 files that a process may usually open."""
 _role: Final = one_of(*Role)
 
 
@@ -36,7 +38,7 @@ def chosen_authentication(
     Raises ConfigurationError if another one has none, or if the settings contradict each other.
     """
     of_proxy = {
-        "--proxy": proxies,
+        "--proxy": () if users else proxies,
         "--role": role,
         "--role-of": [f"{name}={each}" for name, each in roles.items()],
     }
@@ -58,7 +60,7 @@ def chosen_authentication(
             roles={name: Role(_role(each, subject=f"--role-of {name}")) for name, each in roles.items()},
         )
     if users:
-        return Basic.parse(users, subject="EVERBEAT_WEB_USERS")
+        return Basic.parse(users, subject="EVERBEAT_WEB_USERS", proxies=proxies)
     if not is_loopback(host):
         raise refused(
             host,
@@ -111,8 +113,13 @@ def below(dashboard: ASGIApp, root_path: str) -> ASGIApp:
     return served
 
 
-def configuration(dashboard: ASGIApp, *, root_path: str) -> uvicorn.Config:
-    """Return how the server serves. Requests are not logged: an address can contain a key or a name."""
+def configuration(
+    dashboard: ASGIApp, *, root_path: str, connections: int = MOST_CONNECTIONS
+) -> uvicorn.Config:
+    """Return how the server serves. Requests are not logged: an address can contain a key or a name.
+
+    More than `connections` open ones get the status 503.
+    """
     return uvicorn.Config(
         below(dashboard, root_path.rstrip("/")),
         http=BoundedProtocol,
@@ -122,12 +129,14 @@ def configuration(dashboard: ASGIApp, *, root_path: str) -> uvicorn.Config:
         proxy_headers=False,  # the address of the proxy decides whether its header is trusted
         ws="none",
         timeout_graceful_shutdown=_STOPS_WITHIN_S,
+        # uvicorn refuses the request of the connection that reaches this number.
+        limit_concurrency=connections + 1,
     )
 
 
-def serve(dashboard: Web, listener: socket.socket, *, root_path: str) -> None:
+def serve(dashboard: Web, listener: socket.socket, *, root_path: str, connections: int) -> None:
     """Serve until a signal ends the process."""
-    config = configuration(dashboard, root_path=root_path)
+    config = configuration(dashboard, root_path=root_path, connections=connections)
     # After its shutdown, uvicorn raises the signal again. SIGTERM is the usual end of a service, so the exit code must be 0.
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
