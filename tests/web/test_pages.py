@@ -282,7 +282,7 @@ def own_server(new_server: NewServer) -> EmbeddedServer:
 
 
 async def test_with_the_database_away_every_page_says_so_and_comes_back(
-    own_server: EmbeddedServer,
+    own_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:  # O2
     app = App(own_server.url, auto_migrate="create")
     web = Web(app, auth=by_header)
@@ -300,6 +300,20 @@ async def test_with_the_database_away_every_page_says_so_and_comes_back(
         assert "database away" in page.text
         document = await visitor.json("/queues")
         assert {each["part"] for each in document["missing"]} >= {"The queues", "The pauses"}
+        folder = own_server.url.partition("host=")[2].partition("&")[0]
+        assert folder in str(document), "an operator reads where the database is"
+        for role, path, kind in (
+            ("see", "/pulse", "text/html"),
+            ("read", "/queues", "application/json"),
+            ("read", "/system", "application/json"),
+        ):
+            answer = await client.get(path, headers={"x-test-role": role, "accept": kind})
+            assert answer.status_code in (200, 503), answer.text
+            assert not re.search(rf"{folder}|postgres|port \d", answer.text), (role, path, answer.text)
+        streamed = (await Visitor(client, {"x-test-role": "see"}).get("/pulse/stream", once="1")).text
+        assert '"problem":"The database cannot be reached."' in streamed
+        assert folder not in streamed
+        assert folder in caplog.text, "the log keeps the cause"
     await web.aclose()
     await app.aclose()
 

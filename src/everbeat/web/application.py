@@ -34,7 +34,8 @@ from everbeat.web.hiding import Hiding
 from everbeat.web.kept_charts import KeptCharts
 from everbeat.web.live import Live
 from everbeat.web.moments import moment_of
-from everbeat.web.page import ActionDone, Goto, Page, PageResult, Unread, Visit
+from everbeat.web.outages import Outages
+from everbeat.web.page import ActionDone, Goto, Page, PageResult, Visit
 from everbeat.web.pages.changes import address_of, mark_of
 from everbeat.web.refusals import RequestRefused
 from everbeat.web.requests import FormFields, is_json, read_form, read_query, require_same_origin, wants_json
@@ -103,6 +104,7 @@ class Web:
         self.examiner = Examiner(app)
         self.live = Live(self)
         self.kept_charts = KeptCharts()
+        self.outages = Outages()
         self._auth = auth
         self._clicks = DoubleClicks()
         self._rules = hide_rules(hide)
@@ -189,7 +191,7 @@ class Web:
         except RequestRefused as refusal:
             return await self._refused(visit, request, refusal)
         except EverbeatError as problem:
-            return await self._rendered(visit, rendering.problem_page(problem)) if visit else _plain(500)
+            return await self._rendered(visit, self._problem(visit, problem)) if visit else _plain(500)
         except Exception as problem:  # noqa: BLE001 - a defect must not end the server, and its message can contain a payload
             return await self._refused(visit, request, _defect(f"The page {route.path}", problem))
 
@@ -223,14 +225,18 @@ class Web:
         except DatabaseError as problem:
             if not route.needs_database:
                 return await route.serve(visit)
-            visit.unread.append(Unread("The database", problem.message, problem.fix))
-            return rendering.away_page(problem)
+            visit.could_not_read("The database", problem)
+            return rendering.away_page(self._problem(visit, problem))
         if route.has_past:
             visit.at = moment_of(visit.query.get("at"), now=visit.now)
         with self.access.reading_from(reading):
             if route.method == "GET" and not wants_json(visit.request):
                 visit.mark = await mark_of(visit)
             return await route.serve(visit)
+
+    def _problem(self, visit: Visit, problem: EverbeatError) -> Page:
+        told = self.outages.told(problem, visit.user) if isinstance(problem, DatabaseError) else None
+        return rendering.problem_page(problem, told)
 
     async def _rendered(self, visit: Visit, answer: PageResult) -> Response:
         match answer:
@@ -264,7 +270,7 @@ class Web:
         try:
             reading = await self.reading()
         except DatabaseError as problem:
-            return Vitals(problem=problem.message)
+            return Vitals(problem=problem.code)
         with self.access.reading_from(reading):
             return await self.vitals.read(
                 self.app, now=visit.now, crew=self.live.crew(), fresh=bool(visit.unread)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from datetime import datetime
@@ -18,6 +19,7 @@ from everbeat.runtime.clock import SystemClock
 _LONG_TRANSACTION_S: Final = 300.0
 _FRESH_S: Final = 60.0
 _ENDS_WITHIN_S: Final = 10.0
+_log = logging.getLogger("everbeat.web")
 
 
 class Examined(Struct, frozen=True, kw_only=True):
@@ -65,6 +67,7 @@ class Examiner:
             found = list(Examination(self._app, long_transaction_s=_LONG_TRANSACTION_S).checks())
             examined = Examined(checks=found, at=began_at)
         except EverbeatError as problem:
+            _log.warning("The checks could not run: %s", problem.message)
             examined = Examined(at=began_at, problem=problem.message)
         except Exception as problem:  # noqa: BLE001 - the thread must not end without an answer
             examined = Examined(at=began_at, problem=f"The examination failed with {type(problem).__name__}.")

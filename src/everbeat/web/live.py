@@ -115,9 +115,12 @@ class Live:
         watch, incidents = await self._opened()
         if watch.viewers >= MOST_VIEWERS:
             return Response(_FULL, 503, headers={"retry-after": str(_FULL_FOR_S)})
-        events = self._events(
-            watch, incidents, key, render, every=_CALM_LOOKS if calm and moves else 1, once=once
-        )
+        every = _CALM_LOOKS if calm and moves else 1
+
+        def told(problem: DatabaseError) -> str:
+            return self._web.outages.told(problem, visit.user).message
+
+        events = self._events(watch, incidents, key, render, told=told, every=every, once=once)
         return EventSourceResponse(events, ping=_PING_S, send_timeout=_SEND_TIMEOUT_S)
 
     async def _events(
@@ -127,6 +130,7 @@ class Live:
         key: str,
         render: Callable[[PulsePicture], Parts],
         *,
+        told: Callable[[DatabaseError], str],
         every: int,
         once: bool,
     ) -> AsyncIterator[dict[str, Any]]:
@@ -141,7 +145,7 @@ class Live:
                 looks += 1
                 if watch.problem is not None:
                     was_away = True
-                    yield {"event": "away", "data": _json({"problem": watch.problem.message})}
+                    yield {"event": "away", "data": _json({"problem": told(watch.problem)})}
                     if once:
                         return
                     continue

@@ -138,8 +138,13 @@ class Visit:
         try:
             return await reading
         except DatabaseError as problem:
-            self.unread.append(Unread(name, problem.message, problem.fix))
+            self.could_not_read(name, problem)
             return default
+
+    def could_not_read(self, name: str, problem: DatabaseError) -> None:
+        """Note that a part of the page is missing, and why, as far as the user may know it."""
+        told = self.web.outages.told(problem, self.user)
+        self.unread.append(Unread(name, told.message, told.fix))
 
     async def parts(self, **readings: tuple[str, Awaitable[Any], Any]) -> dict[str, Any]:
         """Return several parts, which are read side by side. Each has a name for the reader, what reads it, and a default."""

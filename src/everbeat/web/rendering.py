@@ -15,11 +15,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from everbeat.domain.documents import failure_document, plain_value
-from everbeat.errors import DatabaseError, EverbeatError
+from everbeat.errors import EverbeatError
 from everbeat.errors.wording import amount, visible, visible_json
 from everbeat.web import wording
 from everbeat.web.moments import steps_around, written
 from everbeat.web.navigation import PLACES
+from everbeat.web.outages import Told
 from everbeat.web.page import Page, Visit
 from everbeat.web.refusals import RequestRefused, status_of
 from everbeat.web.static import files
@@ -115,9 +116,11 @@ def json_response(
     return Response(visible_json(encoded), status, headers=dict(headers or {}), media_type="application/json")
 
 
-def problem_page(problem: EverbeatError) -> Page:
-    """Return the page for an error of everbeat. Its JSON form is that of the command line."""
+def problem_page(problem: EverbeatError, told: Told | None) -> Page:
+    """Return the page for an error of everbeat. Its JSON form is that of the command line. `told` has the words for this user, if any."""
     document = failure_document(problem)
+    if told is not None:
+        document |= {"message": told.message, "fix": told.fix}
     titles = {400: "This cannot be read", 404: "There is nothing here", 409: "Nothing was changed"}
     status = status_of(problem)
     title = titles.get(status, "The database does not answer")
@@ -130,9 +133,9 @@ def problem_page(problem: EverbeatError) -> Page:
     )
 
 
-def away_page(problem: DatabaseError) -> Page:
-    """Return the page that says that the database is away."""
-    return structs.replace(problem_page(problem), title="The database is away", refresh_s=5)
+def away_page(page: Page) -> Page:
+    """Return the page for a problem of the database as the page that says that the database is away."""
+    return structs.replace(page, title="The database is away", refresh_s=5)
 
 
 def refusal_page(refusal: RequestRefused) -> Page:

@@ -33,7 +33,7 @@ _MOST_OF_ALL: Final = 30_000
 class Vitals(Struct, frozen=True, kw_only=True):
     """The numbers of trees that beat, are late, and died in the last hour, and of tasks by state. `oldest_due_s` is in seconds.
 
-    `at_least`: there are more tasks than were counted. `problem` is why the database could not be asked.
+    `at_least`: there are more tasks than were counted. `problem` is the code of the error if the database could not be asked.
     """
 
     beat: int = 0
@@ -76,7 +76,7 @@ async def _read(app: App, *, now: datetime, crew: TreeCounts | None) -> Vitals:
             _trees(app, now=now, crew=crew), database_of(app).arun(ask(counted_queues()))
         )
     except DatabaseError as problem:
-        return Vitals(problem=problem.message)
+        return Vitals(problem=problem.code)
     oldest = [queue.oldest_due_s for queue in waiting if queue.oldest_due_s is not None]
     return Vitals(
         **structs.asdict(trees),

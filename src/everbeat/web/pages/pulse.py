@@ -20,7 +20,7 @@ from everbeat.domain.pulse.wording import names_of
 from everbeat.errors.wording import amount, brief_duration
 from everbeat.web import rendering, wording
 from everbeat.web.live import Parts, PulsePicture
-from everbeat.web.page import Page, PageResult, Unread, Visit
+from everbeat.web.page import Page, PageResult, Visit
 from everbeat.web.pages.charts import busiest_of, chart_content, charts_of
 from everbeat.web.past import read_past
 from everbeat.web.requests import wants_json
@@ -182,7 +182,7 @@ def pulse_content(picture: PulsePicture) -> dict[str, Any]:
 def note_incidents(visit: Visit, picture: PulsePicture) -> None:
     """Name the incidents in the record of a page if they could not be read. The page itself says so in its live part."""
     if picture.problem is not None and wants_json(visit.request):
-        visit.unread.append(Unread("The incidents", picture.problem.message, picture.problem.fix))
+        visit.could_not_read("The incidents", picture.problem)
 
 
 def tree_row(trace: TreeTrace, name: str, picture: PulsePicture, takeovers: Sequence[TakeOver]) -> TreeRow:
