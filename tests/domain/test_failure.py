@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import re
 import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+import everbeat
+from everbeat.domain.settings.units import to_seconds
 from everbeat.domain.task.outcome import (
     DATA_BYTES,
     MESSAGE_BYTES,
@@ -22,7 +27,13 @@ from everbeat.domain.task.outcome import (
     error_from_json,
     error_to_json,
 )
-from everbeat.errors import RESULT_NOT_AVAILABLE, UNHANDLED_EXCEPTION, TaskError, TaskFailed
+from everbeat.errors import (
+    RESULT_NOT_AVAILABLE,
+    UNHANDLED_EXCEPTION,
+    ConfigurationError,
+    TaskError,
+    TaskFailed,
+)
 from everbeat.errors.wording import storable
 from tests.domain.codec_types import Weird
 
@@ -84,6 +95,42 @@ def test_an_exception_gives_code_message_type_and_traceback() -> None:  # B3
     assert error.traceback.startswith("Traceback (most recent call last):\n")
     assert "in raised\n    raise exception\n" in error.traceback
     assert error.traceback.endswith("ValueError: bad 5\n")
+
+
+def files(text: str) -> list[str]:
+    """Return the names of the files of a traceback."""
+    return [Path(file).name for file in re.findall(r'File "([^"]+)"', text)]
+
+
+def test_a_traceback_begins_with_the_frame_of_the_user_and_keeps_the_cause() -> None:
+    def code() -> None:
+        try:
+            to_seconds("soon", subject="x")  # everbeat's code, which the user calls
+        except ConfigurationError as problem:
+            raise ValueError("no such time") from problem
+
+    text = error_from_exception(raised_below_everbeat(code)).traceback
+    cause, link, last = text.partition("direct cause of the following exception")
+    assert link
+    assert files(last) == ["test_failure.py"]
+    assert files(cause)[0] == "test_failure.py"
+    assert "units.py" in files(cause), "what the user called stays"
+
+
+def test_a_traceback_of_everbeats_own_failure_is_complete() -> None:
+    assert files(error_from_exception(raised_below_everbeat(None)).traceback) == ["x.py"]
+
+
+def raised_below_everbeat(code: Callable[[], None] | None) -> BaseException:
+    """Return the error of code that a file of everbeat calls, as its executors do, or that of the file if there is no code."""
+    scope: dict[str, Any] = {}
+    caller = str(Path(everbeat.__file__).parent / "worker" / "x.py")
+    exec(compile("def call(code):\n    code()\n", caller, "exec"), scope)
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the test wants any
+        scope["call"](code)
+    trace = caught.value.__traceback__
+    assert trace is not None
+    return caught.value.with_traceback(trace.tb_next)  # without the frame of this function
 
 
 def test_a_task_error_keeps_its_code_and_data() -> None:  # B3

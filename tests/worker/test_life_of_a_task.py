@@ -61,6 +61,10 @@ async def test_any_exception_of_the_code_ends_only_its_attempt(
             assert message in row["error"]["message"], kind
             assert row["error"]["type"]
             assert "_raise" in row["error"]["traceback"]
+            first = row["error"]["traceback"].partition('File "')[2].partition('"')[0]
+            assert first.endswith("sample_tasks.py"), (
+                "the frames of everbeat that called the code are left out"
+            )
         after = harness.send("double", x=2)
         assert (await running.finished(after))["result"] == 4
     assert running.crashes == []

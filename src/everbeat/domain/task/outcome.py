@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import traceback
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -268,13 +270,44 @@ def _chain(exception: BaseException, *, seen: set[int], depth: int) -> Iterator[
         yield link
     if exception.__traceback__ is not None:
         yield "Traceback (most recent call last):\n"
-        yield from _frames(exception.__traceback__)
+        yield from _frames(_users_part(exception.__traceback__))
     message = safe_text(exception, limit=MESSAGE_BYTES // 2)
     name = class_name(type(exception))
     yield f"{name}: {message}\n" if message else f"{name}\n"
     yield from _notes(exception)
     if isinstance(exception, BaseExceptionGroup):
         yield from _members(exception, seen=seen, depth=depth)
+
+
+def _users_part(trace: TracebackType) -> TracebackType:
+    """Return the traceback from the first frame of the user's code. If only everbeat's own code failed, return all of it.
+
+    Before it are the frames of everbeat that called the code, and those of the standard library between them.
+    """
+    part: TracebackType | None = trace
+    is_called_here = False
+    while part is not None:
+        file = part.tb_frame.f_code.co_filename
+        if file.startswith(_OWN) and not file.startswith(_EXAMPLES):
+            is_called_here = True
+        elif not _is_of_python(file):
+            return part if is_called_here else trace
+        part = part.tb_next
+    return trace
+
+
+def _is_of_python(file: str) -> bool:
+    """Return whether a file belongs to the standard library."""
+    return file.startswith("<frozen ") or (
+        file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file and "dist-packages" not in file
+    )
+
+
+_PACKAGE: Final = Path(__file__).parents[2]
+_OWN: Final = f"{_PACKAGE}{os.sep}"
+_EXAMPLES: Final = (f"{_PACKAGE / 'demo'}{os.sep}", f"{_PACKAGE / 'bench'}{os.sep}")
+"""Their task functions are users' code."""
+_STANDARD_LIBRARY: Final = f"{Path(os.__file__).parent}{os.sep}"
 
 
 def _frames(trace: TracebackType) -> list[str]:
