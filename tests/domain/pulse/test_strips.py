@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from everbeat.domain.pulse.incidents import incidents_of
-from everbeat.domain.pulse.judging import TreeState
+from everbeat.domain.pulse.judging import TreeState, judged_trees
 from everbeat.domain.pulse.memory import PulseMemory, TreeTrace
 from everbeat.domain.pulse.sample import PulseSample, StoredBeat
 from everbeat.domain.pulse.strips import Strip, strip_of, takeovers_of
@@ -101,6 +101,14 @@ def test_the_last_sign_of_life_of_a_dead_tree_can_be_its_session() -> None:
     found.record(PulseSample(at=ago(45), is_standby=False, trees=(tree("fra-2", beat_s=50),), workers=()))
     found.record(PulseSample(at=NOW, is_standby=False, trees=(dead_tree(),), workers=()))
     assert strip(only(found)).flat_from_s == 45
+
+
+def test_a_standby_judges_no_tree_by_the_age_of_its_beats() -> None:
+    for silent_s, state in ((5, TreeState.BEATS), (400, TreeState.UNKNOWN)):
+        silent = tree("fra-2", beat_s=silent_s, locked=False, sessions=0, held_here=False)
+        sample = PulseSample(at=NOW, is_standby=True, trees=(silent,), workers=())
+        (judgement,) = judged_trees(sample, RULES).values()
+        assert (judgement.state, judgement.decides_in_s is None) == (state, state is TreeState.UNKNOWN)
 
 
 def test_an_orderly_exit_is_not_a_death() -> None:

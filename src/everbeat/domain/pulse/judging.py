@@ -28,7 +28,7 @@ class TreeState(StrEnum):
     LEFT = "left"
     """It shut down in an orderly way."""
     UNKNOWN = "unknown"
-    """It lived at a past moment of which no heartbeats are kept."""
+    """It lived at a past moment of which no heartbeats are kept, or a standby has not received its heartbeats."""
 
 
 class TreeJudgement(Struct, frozen=True, kw_only=True):
@@ -66,14 +66,18 @@ class TreeCounts(Struct, frozen=True):
 
 
 def judged_trees(sample: PulseSample, rules: SilenceRules) -> Mapping[str, TreeJudgement]:
-    """Judge all trees of a sample, and return the judgements by the ids of the trees. `rules` are the thresholds of the app."""
-    crews = crews_of(sample)
-    return {
-        tree.id: judged(
-            tree, crews.get(tree.id, ()), rules=observed_rules(sample.trees, tree, rules), at=sample.at
-        )
-        for tree in sample.trees
-    }
+    """Judge all trees of a sample, and return the judgements by the ids of the trees. `rules` are the thresholds of the app.
+
+    On a standby, replication delays the heartbeats, so an old one proves nothing.
+    """
+    crews, found = crews_of(sample), {}
+    for tree in sample.trees:
+        of_tree = observed_rules(sample.trees, tree, rules)
+        judgement = judged(tree, crews.get(tree.id, ()), rules=of_tree, at=sample.at)
+        if sample.is_standby and judgement.state in (TreeState.LATE, TreeState.SUSPECT):
+            judgement = replace(judgement, state=TreeState.UNKNOWN, decides_in_s=None, session_lost=False)
+        found[tree.id] = judgement
+    return found
 
 
 def crews_of(sample: PulseSample) -> Mapping[str, Sequence[SampledWorker]]:

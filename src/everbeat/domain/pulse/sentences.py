@@ -37,6 +37,7 @@ def pulse_says(
     overdue_ms: int | None,
     at: datetime,
     has_incidents: bool = True,
+    is_standby: bool = False,
 ) -> Said:
     """Return whether anything is dead or late, and whether all work is safe. `has_incidents`: the incidents could be read."""
     live = [trace for trace in traces if trace.tree.ended_at is None]
@@ -49,6 +50,8 @@ def pulse_says(
         found = [trace for trace in live if trace.judgement.state is state]
         if found:
             return _of_silent(found, names=names, rest=_others_beat(live, found, incidents, at=at))
+    if unknown := sum(trace.judgement.state is TreeState.UNKNOWN for trace in live):
+        return _of_unknown(unknown, is_standby=is_standby)
     recent = [each for each in incidents if at - each.noticed_at < RECENT]
     if recent:
         return _of_recent(recent, live, at=at)
@@ -60,7 +63,15 @@ def pulse_says(
     return Said("live", f"{trees}, and no work is stuck with the dead.", rest)
 
 
-def workers_say(traces: Sequence[TreeTrace], *, names: dict[str, str]) -> Said:
+def _of_unknown(unknown: int, *, is_standby: bool) -> Said:
+    """Return that nothing is known about some trees. A standby gets the heartbeats late, and of the past they might not be kept."""
+    if not is_standby:
+        return Said("late", f"{amount(unknown, 'tree')} lived whose heartbeats are not kept")
+    lead = f"Whether {amount(unknown, 'tree beats', plural='trees beat')} is not known"
+    return Said("late", lead, "This server is a standby, and its last heartbeats are old. Ask the primary.")
+
+
+def workers_say(traces: Sequence[TreeTrace], *, names: dict[str, str], is_standby: bool = False) -> Said:
     """Return which tree is in trouble."""
     live = [trace for trace in traces if trace.tree.ended_at is None]
     if not live:
@@ -81,7 +92,7 @@ def workers_say(traces: Sequence[TreeTrace], *, names: dict[str, str]) -> Said:
     if stuck:
         return Said("late", f"{_named(stuck, names)} cannot start a worker process", about=stuck[0].tree.id)
     if unknown:
-        return Said("late", f"{amount(unknown, 'tree')} lived whose heartbeats are not kept")
+        return _of_unknown(unknown, is_standby=is_standby)
     busy = sum(worker.running for trace in live for worker in trace.crew)
     slots = [trace.slots for trace in live if trace.slots is not None]
     free = f"; {amount(sum(slots) - busy, 'slot')} free" if slots and sum(slots) >= busy else ""

@@ -221,7 +221,7 @@ def _state_in_words(strip: Strip, trace: TreeTrace, *, name: str) -> str:
             why = "its session is lost" if judgement.session_lost else f"it has been silent for {silent}"
             return f"{name} might be dead: {why}"
         case TreeState.UNKNOWN:
-            return f"{name} lived; its heartbeats are not kept"
+            return f"whether {name} beats is not known"
         case TreeState.LEFT:
             return f"{name} shut down in an orderly way {brief_duration(strip.left_s or 0.0)} ago"
         case TreeState.DEAD:

@@ -159,6 +159,7 @@ def pulse_content(picture: PulsePicture) -> dict[str, Any]:
         overdue_ms=None if last is None else last.overdue_ms,
         at=picture.at,
         has_incidents=picture.has_incidents,
+        is_standby=last is not None and last.is_standby,
     )
     workers = trees_of_workers(picture)
     takeovers = takeovers_of(picture.incidents, traces, at=picture.at)
@@ -255,7 +256,7 @@ def _told(trace: TreeTrace, strip: Strip, picture: PulsePicture) -> str:
             when = brief_duration(judgement.decides_in_s) if judgement.decides_in_s > 0 else "moments"
             return f"{held}, age decides in {when}"
         case TreeState.UNKNOWN:
-            return "its heartbeats are not kept"
+            return "its heartbeats are not kept" if picture.is_past else "a standby gets its heartbeats late"
         case TreeState.LEFT:
             return f"{brief_duration(strip.left_s or 0.0)} ago"
         case TreeState.DEAD:

@@ -204,7 +204,7 @@ def _content(picture: PulsePicture) -> dict[str, Any]:
     slots = [worker.slots for worker in crew if worker.slots is not None]
     states = [trace.judgement.state for trace in live]
     return {
-        "say": workers_say(picture.memory.traces, names=names),
+        "say": workers_say(picture.memory.traces, names=names, is_standby=_is_standby(picture)),
         "panels": panels,
         "not_shown": max(0, len(live) - _SHOWN),
         "trees": len(live),
@@ -238,7 +238,9 @@ def _panel(trace: TreeTrace, name: str, picture: PulsePicture) -> TreePanel:
         trace=trace,
         name=name,
         mark=TREE_MARKS[judgement.state],
-        state="its heartbeats are not kept"
+        state=(
+            "a standby gets its heartbeats late" if _is_standby(picture) else "its heartbeats are not kept"
+        )
         if not is_known
         else f"no beat for {silent}"
         if is_late and not judgement.session_lost
@@ -253,6 +255,10 @@ def _panel(trace: TreeTrace, name: str, picture: PulsePicture) -> TreePanel:
         processes=tuple(_process(worker, judgement.state) for worker in processes),
         more=len(trace.crew) - len(processes),
     )
+
+
+def _is_standby(picture: PulsePicture) -> bool:
+    return picture.memory.last is not None and picture.memory.last.is_standby
 
 
 def _facts(trace: TreeTrace, picture: PulsePicture) -> list[str]:

@@ -51,7 +51,7 @@ if (live) {
     });
     source.addEventListener("away", (event) => {
       heardAt = Date.now();
-      say(`Not live: ${JSON.parse(event.data).problem}`);
+      say(`Not live: ${JSON.parse(event.data).problem.replace(/\.?$/, ".")} This page shows its last state.`);
     });
     source.addEventListener("error", (event) => {
       if (event.target !== source) return;
