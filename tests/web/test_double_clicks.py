@@ -86,7 +86,7 @@ def test_a_double_click_in_a_browser_shows_what_the_action_did(
 async def test_two_clicks_that_reach_different_processes_act_once_on_a_task(
     app: App, workers: Workers, new_visitor: NewVisitor
 ) -> None:
-    """Each `Web` has a memory of its own, as each process behind a balancer has. The rows of the tasks decide."""
+    """Each `Web` has its own memory, as each process behind a balancer has. The rows of the tasks decide."""
     failed, waiting, asking = workers.fail(), workers.send(), workers.ask("Refund?", kind="bool")
     both = [new_visitor("operate"), new_visitor("operate")]
     for path, fields, statuses in (

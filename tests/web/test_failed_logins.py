@@ -1,4 +1,4 @@
-"""Failed logins: an address gets a few a minute, whatever it sends, and remembering the addresses takes bounded memory."""
+"""Failed logins: an address gets a few a minute, and remembering the addresses takes bounded memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_an_address_whose_logins_fail_is_refused_for_a_minute_even_with_th
     door = Door(app)
     caplog.set_level(logging.INFO, "everbeat.web")
     for _ in range(3 * MOST_FAILURES):
-        assert (await door.knock(None)).status_code == 401  # without a password, it is no attempt
+        assert (await door.knock(None)).status_code == 401  # a request without a password is not an attempt
     for _ in range(MOST_FAILURES):
         assert (await door.knock("secret-guess")).status_code == 401
     for password in ("secret-guess", RIGHT):

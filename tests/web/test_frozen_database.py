@@ -60,7 +60,7 @@ async def said(page: Observed, holds: Callable[[str], bool], *, within_s: float)
 
 
 @pytest.mark.parametrize("path", ["/pulse", "/tasks"])
-def test_a_page_says_that_a_frozen_database_makes_it_old_and_goes_on_after_the_thaw(
+def test_a_page_says_that_a_frozen_database_makes_it_old_and_is_live_after_the_thaw(
     browser: BrowserThread, pair: Pair, tmp_path: Path, path: str
 ) -> None:
     async def story(address: str) -> None:

@@ -1,4 +1,4 @@
-"""How each tree is doing now: the words of the CLI, of the metrics and of the header of pages come from the rules of the page Pulse."""
+"""The state of each tree now, by the rules of the page Pulse. The CLI, the metrics and the header of each page use it."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _clean(text: str) -> bytes:
 def brief_duration(seconds: float) -> str:
     """Return a measured duration for people, such as "850 ms", "2.1 s", "46 s", "1 m 8 s" or "2 h 5 m".
 
-    The value of a setting has a form of its own, in which it can be written again: that of `spelled_duration`.
+    The value of a setting has its own form, that of `spelled_duration`, in which it can be written again.
     """
     seconds = max(0.0, seconds)
     if seconds < 0.9995:

@@ -28,13 +28,13 @@ from everbeat.errors import DatabaseError, EverbeatError
 from everbeat.store.reading import ReadingDatabase
 from everbeat.web import rendering
 from everbeat.web.database_clock import PageClock
+from everbeat.web.database_problems import DatabaseProblems
 from everbeat.web.double_clicks import DoubleClicks
 from everbeat.web.examination import Examiner
 from everbeat.web.hiding import Hiding
 from everbeat.web.kept_charts import KeptCharts
 from everbeat.web.live import Live
 from everbeat.web.moments import moment_of
-from everbeat.web.outages import Outages
 from everbeat.web.page import ActionDone, Goto, Page, PageResult, Visit
 from everbeat.web.pages.changes import address_of, mark_of
 from everbeat.web.refusals import RequestRefused
@@ -104,7 +104,7 @@ class Web:
         self.examiner = Examiner(app)
         self.live = Live(self)
         self.kept_charts = KeptCharts()
-        self.outages = Outages()
+        self.problems = DatabaseProblems()
         self._auth = auth
         self._clicks = DoubleClicks()
         self._rules = hide_rules(hide)
@@ -235,7 +235,7 @@ class Web:
             return await route.serve(visit)
 
     def _problem(self, visit: Visit, problem: EverbeatError) -> Page:
-        told = self.outages.told(problem, visit.user) if isinstance(problem, DatabaseError) else None
+        told = self.problems.told(problem, visit.user) if isinstance(problem, DatabaseError) else None
         return rendering.problem_page(problem, told)
 
     async def _rendered(self, visit: Visit, answer: PageResult) -> Response:

@@ -68,8 +68,8 @@ class FailedLogins:
 def address_of_client(request: Request, proxies: Iterable[IPv4Network | IPv6Network]) -> str:
     """Return the address from which a request comes, or the network of an IPv6 client.
 
-    Only `proxies` are believed when they name another address: the last one in X-Forwarded-For that is no proxy. A client can write the
-    others itself.
+    Only `proxies` are believed if they name another address. It is the last one in X-Forwarded-For that does not belong to a proxy, because a
+    client can write the others itself.
     """
     networks = tuple(proxies)
     host = "unknown" if request.client is None else request.client.host

@@ -118,7 +118,7 @@ class Live:
         every = _CALM_LOOKS if calm and moves else 1
 
         def told(problem: DatabaseError) -> str:
-            return self._web.outages.told(problem, visit.user).message
+            return self._web.problems.told(problem, visit.user).message
 
         events = self._events(watch, incidents, key, render, told=told, every=every, once=once)
         return EventSourceResponse(events, ping=_PING_S, send_timeout=_SEND_TIMEOUT_S)

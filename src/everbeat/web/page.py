@@ -143,7 +143,7 @@ class Visit:
 
     def could_not_read(self, name: str, problem: DatabaseError) -> None:
         """Note that a part of the page is missing, and why, as far as the user may know it."""
-        told = self.web.outages.told(problem, self.user)
+        told = self.web.problems.told(problem, self.user)
         self.unread.append(Unread(name, told.message, told.fix))
 
     async def parts(self, **readings: tuple[str, Awaitable[Any], Any]) -> dict[str, Any]:

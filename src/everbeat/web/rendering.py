@@ -18,9 +18,9 @@ from everbeat.domain.documents import failure_document, plain_value
 from everbeat.errors import EverbeatError
 from everbeat.errors.wording import amount, visible, visible_json
 from everbeat.web import wording
+from everbeat.web.database_problems import Told
 from everbeat.web.moments import steps_around, written
 from everbeat.web.navigation import PLACES
-from everbeat.web.outages import Told
 from everbeat.web.page import Page, Visit
 from everbeat.web.refusals import RequestRefused, status_of
 from everbeat.web.static import files

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import traceback
 import types
 import typing
@@ -304,10 +303,10 @@ def _is_of_python(file: str) -> bool:
 
 
 _PACKAGE: Final = Path(__file__).parents[2]
-_OWN: Final = f"{_PACKAGE}{os.sep}"
-_EXAMPLES: Final = (f"{_PACKAGE / 'demo'}{os.sep}", f"{_PACKAGE / 'bench'}{os.sep}")
+_OWN: Final = str(_PACKAGE / "_")[:-1]
+_EXAMPLES: Final = (str(_PACKAGE / "demo" / "_")[:-1], str(_PACKAGE / "bench" / "_")[:-1])
 """Their task functions are users' code."""
-_STANDARD_LIBRARY: Final = f"{Path(os.__file__).parent}{os.sep}"
+_STANDARD_LIBRARY: Final = str(Path(traceback.__file__).with_name("_"))[:-1]
 
 
 def _frames(trace: TracebackType) -> list[str]:

@@ -10,8 +10,8 @@ from msgspec import structs
 from everbeat import __version__
 from everbeat.domain.doctor.findings import CheckCode, CheckVerdict
 from everbeat.errors.wording import amount
+from everbeat.web.database_problems import may_see_address, without_address
 from everbeat.web.examination import Examined
-from everbeat.web.outages import may_see_address, without_address
 from everbeat.web.page import Goto, Page, PageResult, Visit
 
 _REFRESH_S: Final = 2

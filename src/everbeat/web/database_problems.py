@@ -1,4 +1,4 @@
-"""What a user reads about a problem of the database. Its address is only for operators, and for the log."""
+"""Problems of the database in words for users. Only operators, and the log, get the address of the database."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Told(Struct, frozen=True):
     fix: str | None
 
 
-class Outages:
+class DatabaseProblems:
     """Says what is wrong with the database, to each user what the role allows, and to the log everything, once a minute."""
 
     def __init__(self, *, clock: Clock | None = None) -> None:
