@@ -215,7 +215,7 @@ def test_a_death_certificate_states_all_facts_and_survives_storage() -> None:  #
             90_000,
             "when it died: gone. It was noticed by sweep 1 m 30 s after its last sign of life.",
         ),
-        ("operator", 800, "when an operator released it. That was 800 ms after its last sign of life."),
+        ("operator", 800, "when an operator released it. That was 0.8 s after its last sign of life."),
     ],
 )
 def test_a_death_certificate_states_how_the_death_was_noticed(

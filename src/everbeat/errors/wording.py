@@ -117,12 +117,12 @@ def _clean(text: str) -> bytes:
 
 
 def brief_duration(seconds: float) -> str:
-    """Return a measured duration for people, such as "850 ms", "2.1 s", "46 s", "1 m 8 s" or "2 h 5 m".
+    """Return a measured duration for people, such as "96 ms", "2.1 s", "46 s", "1 m 8 s" or "2 h 5 m".
 
     The value of a setting has its own form, that of `spelled_duration`, in which it can be written again.
     """
     seconds = max(0.0, seconds)
-    if seconds < 0.9995:
+    if seconds < 0.0995:
         return f"{seconds * 1_000:.0f} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"

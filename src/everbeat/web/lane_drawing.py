@@ -98,11 +98,20 @@ def _line(classes: str, from_: float, until: float) -> str:
     return f'<line class="{classes}" x1="{from_:.2f}%" x2="{until:.2f}%" y1="12" y2="12"/>'
 
 
+_AT_THE_END: Final = 90
+"""From this place on, in percent, a label ends at its tick, or else it would leave the drawing."""
+_LABEL: Final = 30
+"""How many percent of the axis of a phone the last two labels need."""
+
+
 def axis_svg(axis: Axis) -> Markup:
     """Return the axis below the lanes."""
+    ticks = list(axis.ticks())
+    if len(ticks) > 1 and ticks[-1][0] > _AT_THE_END and ticks[-1][0] - ticks[-2][0] < _LABEL:
+        del ticks[-2]  # on a phone, the last label begins below it
     marks = "".join(
-        f'<text class="{"e" if place > 90 else "m"}" x="{place:.2f}%" y="14">{shown_text(words)}</text>'
-        for place, words in axis.ticks()
+        f'<text class="{"e" if place > _AT_THE_END else "m"}" x="{place:.2f}%" y="14">{shown_text(words)}</text>'
+        for place, words in ticks
     )
     return Markup(f'<svg aria-hidden="true">{marks}</svg>')
 
