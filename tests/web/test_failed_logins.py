@@ -21,7 +21,9 @@ class Door:
 
     def __init__(self, app: App, *, proxies: tuple[str, ...] = ()) -> None:
         self.clock = ManualClock()
-        self.web = Web(app, auth=Basic({"ann": (RIGHT, Role.SEE)}, proxies=proxies, clock=self.clock))
+        auth = Basic({"ann": (RIGHT, Role.SEE)}, proxies=proxies)
+        auth._failed = FailedLogins(clock=self.clock)
+        self.web = Web(app, auth=auth)
 
     async def knock(
         self, password: str | None, *, client: str = "203.0.113.7", forwarded: str | None = None

@@ -19,7 +19,6 @@ from msgspec import Struct
 from starlette.requests import HTTPConnection, Request
 
 from everbeat.domain.settings.settings import refused
-from everbeat.runtime.clock import Clock
 from everbeat.web.failed_logins import FailedLogins, address_of_client, is_within, read_address
 from everbeat.web.refusals import RequestRefused
 
@@ -68,13 +67,7 @@ class Basic:
 
     challenge: Final = 'Basic realm="everbeat", charset="UTF-8"'
 
-    def __init__(
-        self,
-        users: Mapping[str, tuple[str, Role]],
-        *,
-        proxies: Sequence[str] = (),
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, users: Mapping[str, tuple[str, Role]], *, proxies: Sequence[str] = ()) -> None:
         if not users:
             rule, fix = "needs at least one user", "pass {'ann': ('a long password', Role.OPERATE)}"
             raise refused({}, subject="Basic.users", code="MISSING", rule=rule, fix=fix)
@@ -89,7 +82,7 @@ class Basic:
                 )
         self._users = {name: (_digest(password), Role(role)) for name, (password, role) in users.items()}
         self._networks = _networks(proxies) if proxies else ()
-        self._failed = FailedLogins(clock=clock)
+        self._failed = FailedLogins()
 
     @classmethod
     def parse(cls, text: str, *, subject: str, proxies: Sequence[str] = ()) -> Basic:
