@@ -24,6 +24,7 @@ pytestmark = [
     ),
 ]
 
+PROVES_NOTHING = 2
 PACKAGE = ROOT / "src" / "everbeat"
 DOUBT = "DOUBT_AFTER_S: Final = 1.5"
 FENCE = "where t.claim_id = a.claim_id and t.state = 'RUNNING'"
@@ -64,10 +65,15 @@ def run_chaos(folder: Path, *options: str, within_s: float) -> ChaosRun:
     return ChaosRun(done.returncode, said, json.loads(report.read_text()) if report.exists() else {})
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(620)
 def test_a_short_chaos_run_keeps_all_promises(tmp_path: Path) -> None:  # I1 to I29, L3, L7
     kinds = (*KINDS, Kind.READ_ONLY, Kind.PROMOTE)
-    ran = run_chaos(tmp_path, "--seed", "47", "--seconds", "15", "--only", *kinds, within_s=400)
+    for seed in ("47", "48", "49"):
+        ran = run_chaos(tmp_path, "--seed", seed, "--seconds", "15", "--only", *kinds, within_s=200)
+        if (
+            ran.code != PROVES_NOTHING
+        ):  # on a slow machine, 15 s can be too short for an attempt to write late
+            break
     assert ran.code == 0, ran.said[-4_000:]
     left_out = {Kind(text.split(":")[0]) for text in ran.report["skipped"]}
     assert set(kinds) - left_out <= ran.injected
@@ -115,7 +121,7 @@ def test_a_chaos_run_detects_a_relay_that_never_publishes_again(
 @pytest.mark.timeout(600)
 def test_a_chaos_run_without_lost_attempts_is_reported_as_empty(tmp_path: Path) -> None:
     ran = run_chaos(tmp_path, "--seed", "1", "--seconds", "5", "--only", "delay", within_s=300)
-    assert ran.code == 2, ran.said[-4_000:]
+    assert ran.code == PROVES_NOTHING, ran.said[-4_000:]
     assert "EMPTY: seed 1: no attempt was lost" in ran.said
 
 

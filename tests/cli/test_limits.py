@@ -302,5 +302,5 @@ def test_doctor_reports_gates_without_a_limit_forgotten_numbers_and_too_high_cos
     assert check["verdict"] == "WARN"
     assert "do not exist, so nothing limits them: none" in check["text"]
     assert "costly needs 3 of tenant/b" in check["text"]
-    assert "stripe (30h)" in check["text"]
+    assert "stripe (1 d 6 h)" in check["text"]
     assert "everbeat limits clear stripe" in check["fix"]

@@ -18,9 +18,10 @@ from tests.store.conftest import StoreHarness
 
 __all__ = ["app"]
 COLUMNS = 80
+_ABOUT_TEN_MINUTES = r"(10 m|9 m \d+ s)"
 _CHANGES = re.compile(r"\(?[\d.,:+-]+[a-z%]*[),;.:]?")
 """Numbers, moments and lengths of time: they differ from one look to the next."""
-_UNITS = {"ms", "s", "min", "h"}
+_UNITS = {"ms", "s", "m", "h", "d"}
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}(-[0-9a-f]{1,4}){0,3}(-[0-9a-f]{1,12})?")
 
 
@@ -50,7 +51,7 @@ def broken_words(page: str, whole: str) -> list[str]:
     ids = [word for word in re.split(r"[\s'(),;:]+", whole) if _ID.match(word) or word.startswith(HOST[:8])]
 
     def is_whole(word: str) -> bool:
-        if word in known or word in _UNITS or _CHANGES.fullmatch(word):
+        if word in known or word.rstrip(":") in _UNITS or _CHANGES.fullmatch(word):
             return True
         if word.endswith("…"):
             return True  # free text that was cut; names and ids are checked separately
@@ -148,7 +149,8 @@ def test_wrapped_lines_of_an_error_and_its_fix_are_indented_below_their_text(
 
 def test_a_table_is_complete_on_a_wide_terminal_and_in_a_pipe(scene: WideScene, everbeat: Command) -> None:
     def steady(page: str) -> list[str]:
-        return [word for word in page.split() if not _CHANGES.fullmatch(word)]
+        words = re.sub(rf"retry in {_ABOUT_TEN_MINUTES}", "retry", page).split()
+        return [word for word in words if not _CHANGES.fullmatch(word)]
 
     (wide,) = narrow(everbeat, [["tasks", "list"]], columns=400)
     assert steady(everbeat("tasks", "list").out) == steady(wide)
@@ -179,4 +181,4 @@ def test_every_short_id_of_a_table_is_accepted_by_the_command_that_shows_it(
 
 def test_the_task_list_shows_when_a_retry_is_due(scene: WideScene, everbeat: Command) -> None:
     out = everbeat("tasks", "list", "--state", "pending", "--error", "CardDeclinedByTheBank").out
-    assert re.search(rf"{scene.retrying} .*retry in (10.0|9.\d) min: UNHANDLED_EXCEPTION", out), out
+    assert re.search(rf"{scene.retrying} .*retry in {_ABOUT_TEN_MINUTES}: UNHANDLED_EXCEPTION", out), out

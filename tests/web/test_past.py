@@ -49,6 +49,11 @@ def ago(workers: Workers, **span: float) -> datetime:
     return moment
 
 
+def next_millisecond(workers: Workers) -> None:
+    """Return in a later millisecond of the server's clock, because addresses have only milliseconds."""
+    workers.db.connection.execute("select pg_sleep(0.002)")
+
+
 @pytest.fixture
 def story(workers: Workers) -> tuple[Workers, Any]:
     """Return workers whose tree died ten minutes ago, which was noticed a minute later, and the attempt that died with it."""
@@ -403,7 +408,9 @@ async def test_an_old_sample_of_the_queues_is_not_that_of_the_moment(
 @pytest.mark.xdist_group("browser")
 def test_what_became_of_a_run_is_one_line_on_one_baseline(browser: BrowserThread, full: Installation) -> None:
     run = full.workers.start("ran.then")
+    next_millisecond(full.workers)
     at = ago(full.workers, seconds=0)
+    next_millisecond(full.workers)
     full.workers.db.settle(run, "FAILED", error=b'{"code": "BROKEN", "message": "no"}')
 
     async def check() -> None:

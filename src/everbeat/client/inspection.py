@@ -11,7 +11,6 @@ from msgspec import structs
 
 from everbeat.client.failures import FailureMethods
 from everbeat.client.handle import to_batch_id, to_task_id, to_workflow_id
-from everbeat.client.queues import listed_queues
 from everbeat.client.task_pages import examined_page
 from everbeat.client.workflow import operations as workflow_operations
 from everbeat.domain.filters import RecoveryFilters, TaskFilters, WorkflowFilters
@@ -23,6 +22,7 @@ from everbeat.domain.inspection import (
     TaskPage,
     WorkerInfo,
     WorkerStateInfo,
+    with_empty_queues,
 )
 from everbeat.domain.labels import split_labels
 from everbeat.domain.settings.checks import (
@@ -40,7 +40,9 @@ from everbeat.domain.task.states import TaskState, VirtualState
 from everbeat.domain.workflow.states import WorkflowInfo, WorkflowPage, WorkflowState
 from everbeat.errors.wording import nearest
 from everbeat.store import inspection
+from everbeat.store.diagnosis import known_queues
 from everbeat.store.plan import Plan, ask
+from everbeat.store.statement import Statement
 from everbeat.store.workflow_control import WorkflowQuery
 
 _limit: Final = whole(1, 100_000)
@@ -193,8 +195,12 @@ class InspectionMethods(FailureMethods):
         return await self._arun(self._listed_queues(most))
 
     def _listed_queues(self, most: int) -> Plan[list[QueueInfo]]:
-        counted = inspection.queues(most=_most_counted(most, subject="queues.most"))
-        return listed_queues(counted, declared=self._queue_priorities, stale_ms=self._alive_within_ms)
+        return self._with_empty_queues(inspection.queues(most=_most_counted(most, subject="queues.most")))
+
+    def _with_empty_queues(self, counting: Statement[list[QueueInfo]]) -> Plan[list[QueueInfo]]:
+        counted = yield from ask(counting)
+        known = yield from ask(known_queues(stale_ms=self._alive_within_ms))
+        return with_empty_queues(counted, known, declared=self._queue_priorities)
 
     def heartbeats(self, task_id: UUID | str | None = None, *, limit: int = 1_000) -> list[HeartbeatInfo]:
         """Return the latest heartbeat of every task in flight, or the heartbeats of one task if `task_id` is given."""

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from everbeat.domain.task.context_backend import FailedTry
 from everbeat.domain.task.needs import Needs
@@ -361,6 +361,19 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     oldest_due_s: float | None = None
     at_least: tuple[str, ...] = ()
+
+
+def with_empty_queues(
+    counted: Iterable[QueueInfo], known: Iterable[str], *, declared: Mapping[str, int]
+) -> list[QueueInfo]:
+    """Return the queues that were counted, and the declared and known ones without live tasks, by priority and name.
+
+    `declared` has the priorities of the app's queues.
+    """
+    by_name = {name: QueueInfo(name=name) for name in (*declared, *known)}
+    by_name |= {queue.name: queue for queue in counted}
+    listed = [replace(queue, priority=declared.get(queue.name)) for queue in by_name.values()]
+    return sorted(listed, key=lambda queue: (100 if queue.priority is None else queue.priority, queue.name))
 
 
 class SweptTask(msgspec.Struct, frozen=True, kw_only=True):

@@ -128,8 +128,8 @@ class EventCounts(Struct, array_like=True):
 class RateCounter:
     """Counts the events of attempts in one process, and in `events` other events, until they are taken. Not thread-safe.
 
-    Each attempt costs a process that drains short tasks as little as possible: its durations are put into lists, and the numbers of
-    attempts and the classes of their durations are found for many attempts at once.
+    For each attempt, its durations are only put into lists, so that a drain of short tasks is not slowed down. The numbers of attempts,
+    and the classes of durations, are found for many attempts at once.
     """
 
     def __init__(self) -> None:

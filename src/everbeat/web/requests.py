@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from everbeat.errors.wording import amount
 from everbeat.web.refusals import RequestRefused
 
 MOST_BYTES: Final = 64 * 1024
@@ -95,7 +96,7 @@ class FormFields:
                 400, "MISSING", f"The parameter {name!r} is missing.", fix=f"write {example}."
             )
         if len(values) > 1:
-            said = f"The parameter {name!r} is given {len(values):,} times."
+            said = f"The parameter {name!r} is given {amount(len(values), 'time')}."
             raise RequestRefused(400, "REPEATED", said, fix=f"give it once: {example}.")
         return values[0].strip()
 

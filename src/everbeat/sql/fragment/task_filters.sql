@@ -7,7 +7,7 @@
   and (%(name)s::text is null or t.name = %(name)s)
   and (%(queue)s::text is null or t.queue = %(queue)s)
   and (%(key)s::text is null or t.key = %(key)s or t.unique_key = %(key)s)
-  and (%(error)s::text is null or (t.error is not null and (%(error)s::text ~ '[^A-Za-z0-9_.]' or position(%(error)s::text || '"' in t.error::text) > 0 or position('\u' in t.error::text) > 0) and (
+  and (%(error)s::text is null or (t.error is not null and (%(error)s::text ~ '[^A-Za-z0-9_.]' or position(%(error)s::text || '"' in t.error::text) > 0 or position(E'\\u' in t.error::text) > 0) and (
       select e.error ->> 'code' = %(error)s or e.error ->> 'type' = %(error)s or right(e.error ->> 'type', length(%(error)s) + 1) = '.' || %(error)s
       from (select {schema}.object_of(t.error) as error offset 0) e
   )))

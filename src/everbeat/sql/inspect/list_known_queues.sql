@@ -9,5 +9,6 @@ from (
     union all
     select substr(l.name, char_length(%(of_queue)s) + 1) from {schema}.limits l where starts_with(l.name, %(of_queue)s)
 ) known
+where known.name is not null
 order by known.name
 limit 10000

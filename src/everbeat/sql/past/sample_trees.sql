@@ -29,7 +29,8 @@ with moment as materialized (
     limit %(limit)s
 ), crew as materialized (
     select
-        w.supervisor_id, w.id, w.pid, w.queues, coalesce({schema}.plausible(w.started_at), '0002-01-01 00:00:00+00') as started_at,
+        w.supervisor_id, w.id, w.pid, case when w.queues is not null then array(select q from unnest(w.queues) q where q is not null) end as queues,
+        coalesce({schema}.plausible(w.started_at), '0002-01-01 00:00:00+00') as started_at,
         coalesce(snapshot.tasks_claimed, 0) as claimed, coalesce(snapshot.tasks_running, 0) as running, snapshot.slots, snapshot.rss_bytes,
         snapshot.cpu_percent, snapshot.loop_lag_ms, {schema}.plausible(snapshot.at) as snapshot_at,
         case when w.ended_at <= m.at then coalesce({schema}.plausible(w.ended_at), m.at) end as ended_at,

@@ -28,7 +28,8 @@ with {fragment/tree_sessions}
        )
 ), crew as materialized (
     select
-        w.supervisor_id, w.id, w.pid, w.queues, w.ended_how, w.ended_cause, w.beat_seq, held.claimed, held.running, snapshot.slots,
+        w.supervisor_id, w.id, w.pid, case when w.queues is not null then array(select q from unnest(w.queues) q where q is not null) end as queues,
+        w.ended_how, w.ended_cause, w.beat_seq, held.claimed, held.running, snapshot.slots,
         snapshot.rss_bytes, snapshot.cpu_percent, snapshot.loop_lag_ms, {schema}.plausible(snapshot.at) as snapshot_at,
         coalesce({schema}.plausible(w.started_at), '0002-01-01 00:00:00+00') as started_at,
         {schema}.plausible(w.last_beat_at) as last_beat_at,

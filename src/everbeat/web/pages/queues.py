@@ -11,13 +11,13 @@ from msgspec import Struct, structs
 
 from everbeat.app import App
 from everbeat.client.database_access import database_of
-from everbeat.client.queues import listed_queues
 from everbeat.domain.charts import ended_of
-from everbeat.domain.inspection import Pause, QueueInfo, WorkerInfo
+from everbeat.domain.inspection import Pause, QueueInfo, WorkerInfo, with_empty_queues
 from everbeat.domain.limit.inspection import LimitInfo
 from everbeat.domain.series import RateBucket
 from everbeat.errors.wording import amount, some
 from everbeat.store import past, series
+from everbeat.store.diagnosis import known_queues
 from everbeat.store.limits import list_gates, list_holders, list_limits
 from everbeat.store.plan import ask
 from everbeat.web import wording
@@ -56,14 +56,19 @@ async def show(visit: Visit) -> PageResult:
     if visit.at is not None:
         return await show_past(visit, visit.at)
     app = visit.app
+    access, stale_ms = database_of(app), app.recovery.claimed_stale_threshold_ms
     found = await visit.parts(
-        queues=("The queues", _queues(app), None),
+        queues=("The queues", access.arun(ask(counted_queues())), None),
+        known=("The queues without tasks", access.arun(ask(known_queues(stale_ms=stale_ms))), ()),
         pauses=("The pauses", app.alist_pauses(), None),
         workers=("The workers", app.alist_active_workers(limit=_MOST_WORKERS), None),
         limits=("The limits", _limits(app), None),
         rates=("The rates", read_rates(visit), None),
     )
     queues, pauses, limits = found["queues"], found["pauses"], found["limits"]
+    if queues is not None:  # also those without tasks, so that they can be paused
+        declared = {each.name: each.priority for each in app.queue_configs}
+        queues = with_empty_queues(queues, found["known"], declared=declared)
     rows = _rows(queues or [], pauses or [], found["workers"])
     history = await _history(visit, [row.queue.name for row in rows[:_MOST_LINES]])
     rates: dict[str, QueueRates] = found["rates"] or {}
@@ -156,16 +161,6 @@ async def show_past(visit: Visit, at: datetime) -> PageResult:
 _RATE_S: Final = 60
 _OLD_SAMPLE_S: Final = 60.0
 """The page says how old an older sample is: with no worker, or after two days, the last one is not of that moment."""
-
-
-async def _queues(app: App) -> list[QueueInfo]:
-    """Return the queues, also those without tasks, so that they can be paused."""
-    plan = listed_queues(
-        counted_queues(),
-        declared={each.name: each.priority for each in app.queue_configs},
-        stale_ms=app.recovery.claimed_stale_threshold_ms,
-    )
-    return await database_of(app).arun(plan)
 
 
 async def _limits(app: App) -> list[LimitInfo]:
