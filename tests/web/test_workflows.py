@@ -17,6 +17,7 @@ from everbeat import App, Schedule, TaskError
 from everbeat.domain.schedule.inspection import TickInfo
 from everbeat.domain.workflow.graph import Edge
 from everbeat.web.pages.schedules import marks_of
+from everbeat.web.tick_drawing import tick_row
 from tests.client.working import working
 from tests.store.flows import task as node
 from tests.web.browser import BrowserThread, accessibility_problems
@@ -282,12 +283,11 @@ def test_each_outcome_of_a_tick_has_its_own_mark_the_newest_at_the_right() -> No
         )  # fmt: skip
 
     marks = marks_of([tick("SENT"), tick("SENT", 61), tick("SKIPPED"), tick("MISSED")])
-    assert [(mark.kind, mark.left) for mark in marks] == [
-        ("missed", 0),
-        ("skipped", 10),
-        ("late", 20),
-        ("sent", 30),
-    ]
+    assert [mark.kind for mark in marks] == ["missed", "skipped", "late", "sent"]
+    drawn = tick_row(marks, [at])
+    assert "last 4 ticks: 1 sent, 1 late, 1 skipped, 1 missed; 1 to come" in drawn
+    lefts = [drawn.index(shape) for shape in ('"M2 8', 'cx="15"', '"M25 7', 'x="33"', 'x="251"')]
+    assert lefts == sorted(lefts)
     assert marks_of([]) == []
 
 

@@ -24,6 +24,7 @@ from everbeat.web.navigation import PLACES
 from everbeat.web.page import Page, Visit
 from everbeat.web.refusals import RequestRefused, status_of
 from everbeat.web.static import files
+from everbeat.web.tick_drawing import tick_row, tick_shape
 from everbeat.web.vitals import Vitals
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -62,7 +63,13 @@ def _environment() -> Environment:
         "moment": wording.form_moment,
         "address_time": written,
     }
-    made.globals |= {"amount": amount, "places": PLACES, "static": _static}
+    made.globals |= {
+        "amount": amount,
+        "places": PLACES,
+        "static": _static,
+        "tick_row": tick_row,
+        "tick_shape": tick_shape,
+    }
     return made
 
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from everbeat.client.database_access import database_of
 from everbeat.client.schedule_methods import next_ticks_of
@@ -25,21 +25,13 @@ from everbeat.store.schedules import list_latest_ticks, list_live_runs
 from everbeat.web.filters import page_size, to_moment_or_age
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.reasons import lead_of, shown_reasons
+from everbeat.web.tick_drawing import TickKind, TickMark
 
 _MARKS: Final = 24
 _NEXT: Final = 5
 _MOST_RUNS: Final = 20
 _LATE: Final = timedelta(minutes=1)
-_STEP: Final = 10
 _BAD: Final = (TaskState.FAILED, TaskState.EXPIRED)
-
-
-class TickMark(Struct, frozen=True):
-    """A tick of the row of marks. `kind` is sent, late, skipped or missed."""
-
-    kind: str
-    left: int
-    tick: TickInfo
 
 
 async def show(visit: Visit) -> PageResult:
@@ -106,14 +98,19 @@ def _shown_tick(visit: Visit, task: str, tick: TickInfo) -> TickInfo:
 
 
 def marks_of(ticks: Sequence[TickInfo]) -> list[TickMark]:
-    """Return the marks of ticks, the newest at the right. A tick that was sent more than a minute after its moment is late."""
-    marks = []
-    for place, tick in enumerate(reversed(ticks[:_MARKS])):
-        kind = tick.outcome.lower()
-        if tick.outcome == "SENT" and tick.decided_at - tick.at > _LATE:
-            kind = "late"
-        marks.append(TickMark(kind, place * _STEP, tick))
-    return marks
+    """Return the marks of ticks, the newest at the right."""
+    return [TickMark(_kind_of(tick), tick) for tick in reversed(ticks[:_MARKS])]
+
+
+def _kind_of(tick: TickInfo) -> TickKind:
+    """Return the kind of a tick's mark. A tick that was sent more than a minute after its moment is late."""
+    match tick.outcome:
+        case "SENT":
+            return "late" if tick.decided_at - tick.at > _LATE else "sent"
+        case "SKIPPED":
+            return "skipped"
+        case _:
+            return "missed"
 
 
 def _timing(found: ScheduleInfo) -> str:
