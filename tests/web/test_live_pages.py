@@ -109,7 +109,7 @@ async def watch_a_death(
 def test_a_killed_tree_goes_flat_and_its_incident_appears_without_a_reload(  # O1
     browser: BrowserThread, address: str, scenario: Scenario, program: ModuleType
 ) -> None:
-    rescuer, doomed = a_tree(scenario, "fra-1"), a_tree(scenario, "fra-2")
+    doomed = a_tree(scenario, "fra-2")  # alone at first, so that it gets the tasks
     name = supervisor_of(scenario, doomed)
     tasks = [program.wait_for_on_crash.send("film") for _ in range(16)]
     scenario.until(
@@ -121,6 +121,7 @@ def test_a_killed_tree_goes_flat_and_its_incident_appears_without_a_reload(  # O
         within=20,
         what="a task that runs on the tree that will die",
     )
+    rescuer = a_tree(scenario, "fra-1")
     seen = browser.run(watch_a_death(browser, address, scenario, doomed, name), within=90)
     scenario.open_gate("film")
     scenario.until(
