@@ -18,7 +18,6 @@ FAILING = 2_000
 A_SECOND = 50
 
 
-@pytest.mark.long
 def test_two_thousand_failures_appear_in_the_log_and_in_doctor(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # J4

@@ -17,7 +17,6 @@ WATCHED_S = 5.0
 NAME = "wait_for_on_crash"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("count", [12, pytest.param(200, marks=[pytest.mark.long, pytest.mark.alone])])
 def test_a_quarter_of_a_fleet_dies_at_once_and_all_tasks_are_settled(
     new_server: NewServer, tmp_path: Path, count: int

@@ -141,7 +141,6 @@ def scans(scenario: Scenario) -> int:
     return int(row["scans"])
 
 
-@pytest.mark.long
 def test_a_flood_of_useless_hints_makes_a_worker_query_at_a_bounded_rate(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:

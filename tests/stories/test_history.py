@@ -130,7 +130,6 @@ def assert_users_find(everbeat: Callable[..., Any], flows: ModuleType, sent: Sen
     assert str(sent.workflow.id) in json.dumps(everbeat("workflows", "show", str(sent.workflow.id)))
 
 
-@pytest.mark.long
 def test_each_task_is_in_one_table_after_the_tree_was_killed_while_it_moved_them(
     scenario: Scenario, flows: ModuleType, everbeat: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # H1

@@ -11,7 +11,6 @@ from everbeat import App, Limit
 pytestmark = pytest.mark.story
 
 
-@pytest.mark.long
 async def test_a_stream_of_fast_tasks_does_not_keep_tasks_with_limits_waiting(
     database_url: str, schema: str
 ) -> None:  # K7

@@ -88,7 +88,6 @@ def test_messages_of_ended_tasks_are_not_reported_while_a_live_worker_serves_the
     assert "messages_not_taken" not in tree.output()
 
 
-@pytest.mark.long
 def test_a_queue_that_no_worker_takes_does_not_fill_a_bounded_stream(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # N11

@@ -186,7 +186,6 @@ def test_workers_survive_a_restart_of_the_pooler(
 # A restart of PostgreSQL.
 
 
-@pytest.mark.long
 def test_every_process_survives_a_restart_of_the_server(
     new_server: NewServer, tmp_path: Path
 ) -> None:  # J11, E7

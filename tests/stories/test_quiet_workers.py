@@ -48,7 +48,6 @@ def claimed_by(scenario: Scenario, tree: Tree) -> int:
     return int(row["count"])
 
 
-@pytest.mark.long
 def test_a_quiet_tree_leaves_new_tasks_to_others_until_it_is_resumed(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # J1

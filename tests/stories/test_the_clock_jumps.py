@@ -70,7 +70,6 @@ def everybody_beats(scenario: Scenario, jump: str) -> None:
     )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "ways", [BY_AGE, pytest.param({}, marks=pytest.mark.long)], ids=["by age", "all ways"]
 )

@@ -45,7 +45,6 @@ def is_noticed(scenario: Scenario, tree: Tree) -> bool:
     )
 
 
-@pytest.mark.long
 def test_watchers_with_an_old_password_leave_the_death_of_a_tree_to_others(
     new_server: NewServer, tmp_path: Path
 ) -> None:  # E4
