@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import msgspec
+import pytest
 
-from everbeat.domain.series import CLASSES, RateBook, RateCounter, RateCounts, class_of
+from everbeat.domain.series import CLASS_BOUNDS_S, CLASSES, RateBook, RateCounter, RateCounts, class_of
 
 AT = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
 LATER = AT + timedelta(minutes=1)
@@ -32,6 +33,19 @@ def test_a_counter_returns_each_count_once() -> None:
     assert (found.waits[0], found.waits[class_of(0.3)]) == (1, 2)
     assert (found.runs[class_of(4.0)], found.runs[CLASSES - 1], sum(found.runs)) == (2, 1, 3)
     assert counter.take() == []
+
+
+def test_many_durations_are_classified_like_single_ones_and_none_is_lost() -> None:
+    durations = [*CLASS_BOUNDS_S, *(bound_s + 1e-6 for bound_s in CLASS_BOUNDS_S), -1.0, 0.0] * 50
+    counter, expected = RateCounter(), [0] * CLASSES
+    for each in durations:  # more than are kept unclassified
+        counter.waits("default", "work").append(each)
+        counter.runs("default", "work").append(each)
+        expected[class_of(each)] += 1
+    [found] = counter.take()
+    assert (found.waits, found.started) == (expected, len(durations))
+    assert (found.runs, found.completed) == (expected, len(durations))
+    assert found.run_s == pytest.approx(sum(max(0.0, each) for each in durations))
 
 
 def test_counts_pass_between_processes_unchanged() -> None:

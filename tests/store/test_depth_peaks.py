@@ -11,13 +11,12 @@ from uuid import uuid4
 from msgspec import structs
 
 from everbeat.domain.charts import RANGES
-from everbeat.domain.series import SUMS_KEPT_S, DepthBucket
+from everbeat.domain.series import DepthBucket
 from everbeat.store import charts, migrating, retention, series
 from everbeat.store.target import Target
 from tests.store.conftest import StoreHarness
 from tests.store.test_plans import nodes, plan
-from tests.store.test_rate_sums import bounds
-from tests.store.test_series import LONG_AGO, now
+from tests.store.test_rate_sums import bounds, check_retention
 
 SAMPLE = """
 insert into {schema}.depths (seconds, at, queue, due, scheduled, suspended, claimed, running, oldest_due_s, at_least)
@@ -158,18 +157,7 @@ def test_samples_that_are_younger_than_the_peaks_are_drawn(db: StoreHarness) -> 
 def test_old_peaks_are_deleted_and_younger_ones_are_kept(db: StoreHarness) -> None:
     db.connection.execute(db.plain(FILL), {"queues": 1, "every": 50})
     add_all(db)
-    for seconds, kept_s in SUMS_KEPT_S.items():
-        before = len(peaks(db, seconds))
-        text = "update {schema}.depth_peaks set at = at - %s where seconds = %s"
-        db.connection.execute(db.plain(text), [timedelta(seconds=kept_s // 2), seconds])
-        for is_total in (False, True):
-            step = retention.prune_depth_peaks(seconds, is_total=is_total, limit=10_000, after=LONG_AGO)
-            assert db.run(step).next_after is None
-        assert 0 < len(peaks(db, seconds)) < before
-        oldest = "select min(at) from {schema}.depth_peaks where seconds = %s"
-        row = db.connection.execute(db.plain(oldest), [seconds]).fetchone()
-        assert row is not None
-        assert row[0] >= now(db) - timedelta(seconds=kept_s)
+    check_retention(db, "depth_peaks", retention.prune_depth_peaks)
 
 
 def test_charts_of_200_queues_read_few_pages_of_200_000_samples(database_url: str) -> None:  # O2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
@@ -182,18 +183,29 @@ def test_rates_that_other_code_has_not_summed_are_counted(db: StoreHarness) -> N
 def test_old_sums_are_deleted_and_younger_ones_are_kept(db: StoreHarness) -> None:
     db.connection.execute(db.plain(FILL), {"queues": 1, "names": 1, "every": 50})
     sum_all(db)
-    for seconds, kept_s in SUMS_KEPT_S.items():
-        before = len(summed(db, seconds))
-        text = "update {schema}.rate_sums set at = at - %s where seconds = %s"
-        db.connection.execute(db.plain(text), [timedelta(seconds=kept_s // 2), seconds])
-        for is_total in (False, True):
-            step = retention.prune_rate_sums(seconds, is_total=is_total, limit=10_000, after=LONG_AGO)
-            assert db.run(step).next_after is None
-        assert 0 < len(summed(db, seconds)) < before
-        oldest = "select min(at) from {schema}.rate_sums where seconds = %s"
-        row = db.connection.execute(db.plain(oldest), [seconds]).fetchone()
+    check_retention(db, "rate_sums", retention.prune_rate_sums)
+
+
+def check_retention(db: StoreHarness, table: str, prune: Callable[..., Statement[Any]]) -> None:
+    """Make half of the rows of each length too old, and check that only the younger ones are left after a walk of the pruner."""
+
+    def one(statement: str, *values: object) -> Any:
+        row = db.connection.execute(db.plain(statement.replace("_table_", table)), values).fetchone()
         assert row is not None
-        assert row[0] >= now(db) - timedelta(seconds=kept_s)
+        return row[0]
+
+    for seconds, kept_s in SUMS_KEPT_S.items():
+        before = one("select count(*) from {schema}._table_ where seconds = %s", seconds)
+        aged = db.plain(
+            "update {schema}._table_ set at = at - %s where seconds = %s".replace("_table_", table)
+        )
+        db.connection.execute(aged, [timedelta(seconds=kept_s // 2), seconds])
+        for is_total in (False, True):
+            step = prune(seconds, is_total=is_total, limit=10_000, after=LONG_AGO)
+            assert db.run(step).next_after is None
+        assert 0 < one("select count(*) from {schema}._table_ where seconds = %s", seconds) < before
+        oldest = one("select min(at) from {schema}._table_ where seconds = %s", seconds)
+        assert oldest >= now(db) - timedelta(seconds=kept_s)
 
 
 def test_charts_of_100_000_rates_and_actions_read_few_pages(database_url: str) -> None:  # O2
