@@ -21,7 +21,7 @@ from everbeat.errors import ConfigurationError, QueueFull
 from everbeat.store.tasks import count_waiting
 from tests.client.working import working
 from tests.store.conftest import StoreHarness
-from tests.store.test_plans import nodes, plan
+from tests.store.plans import nodes, plan
 
 MakeApp = Callable[..., App]
 

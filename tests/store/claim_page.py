@@ -96,7 +96,7 @@ def nodes_on_the_page() -> dict[str, set[Node]]:
 
 def main() -> None:
     """Print the plan."""
-    from tests.store.test_plans import HELD, ROWS, filled
+    from tests.store.plans import HELD, ROWS, filled
 
     with (
         tempfile.TemporaryDirectory(prefix="eb-", ignore_cleanup_errors=True) as folder,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,13 +13,11 @@ from psycopg import sql
 from everbeat.domain.task.states import TaskState
 from everbeat.store import batches, history, inspection, leases, retention, steps
 from everbeat.store.leases import Settlement
-from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
-from everbeat.store.user_connection.drivers import numbered
 from everbeat.store.workflows import happened
 from tests.store.conftest import StoreHarness
+from tests.store.plans import check_plans, filled, held, nodes, plan
 from tests.store.test_batches import new_task, portion
-from tests.store.test_plans import filled, held, nodes, plan
 
 ROWS = 100_000
 
@@ -66,32 +63,7 @@ def loaded(database_url: str) -> Iterator[Loaded]:
 
 
 def check_plan(loaded: Loaded, statement: Statement[Any], *, pages: int) -> None:
-    """Check the plan of a client's execution and of a worker's, which is planned before the values are known."""
-    db = loaded.db
-    text, names = numbered(statement.name, db.target.schema)
-    given = sql.SQL(", ").join(sql.Literal(statement.parameters[name]) for name in names)
-    with db.connection.transaction(force_rollback=True):
-        db.connection.execute(KEYED.replace(b"set ", b"set local "))
-        db.connection.execute(f"prepare as_a_worker_does as {text}".encode())
-        execute = (
-            sql.SQL("execute as_a_worker_does ({})").format(given)
-            if names
-            else sql.SQL("execute as_a_worker_does")
-        )
-        row = db.connection.execute(sql.SQL("explain (analyze, buffers, format json) ") + execute).fetchone()
-        db.connection.execute("deallocate as_a_worker_does")
-    assert row is not None
-    for document in (dict(row[0][0]), plan(db, statement)):
-        found = document["Plan"]
-        scans = [
-            node
-            for node in nodes(found)
-            if node["Node Type"] == "Seq Scan" and node.get("Relation Name") in TABLES
-        ]
-        assert scans == [], json.dumps(scans, indent=1)[:2000]
-        touched = found["Shared Hit Blocks"] + found["Shared Read Blocks"]
-        print(f"{statement.name}: {touched} pages, {document['Execution Time']:.2f} ms")
-        assert touched <= pages, f"{statement.name} touched {touched} pages"
+    check_plans(loaded.db, statement, pages=pages, tables=TABLES)
 
 
 def test_statements_of_gathers_read_a_bounded_number_of_pages(loaded: Loaded) -> None:

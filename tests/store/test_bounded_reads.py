@@ -8,7 +8,7 @@ from uuid import uuid4
 from everbeat.domain.inspection import QueueInfo
 from everbeat.store import diagnosis, inspection, tasks
 from tests.store.conftest import StoreHarness
-from tests.store.test_plans import check_plan
+from tests.store.plans import check_plan
 
 SEND = """
 insert into {schema}.tasks (id, name, queue, priority, args, serial, enqueued_at, serial_at, needs, needs_id)

@@ -14,8 +14,8 @@ from everbeat.store import audit, bulk
 from everbeat.store.inspection import TaskQuery
 from everbeat.store.statement import LATEST, Statement
 from tests.store.conftest import StoreHarness
-from tests.store.test_plans import HELD, ROWS, check_plan, filled, loaded
-from tests.store.test_plans import plan as explained
+from tests.store.plans import HELD, ROWS, check_plan, filled, loaded
+from tests.store.plans import plan as explained
 
 __all__ = ["loaded"]
 

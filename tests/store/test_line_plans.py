@@ -16,7 +16,7 @@ from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement, compose
 from tests.store.conftest import StoreHarness
 from tests.store.lining import put_limit, send
-from tests.store.test_plans import filled
+from tests.store.plans import filled
 
 pytestmark = pytest.mark.timeout(600)  # 500,000 rows take minutes
 

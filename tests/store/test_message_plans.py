@@ -13,7 +13,7 @@ from psycopg import sql
 from everbeat.store import messages, tasks
 from everbeat.store.statement import Statement
 from tests.store.conftest import StoreHarness
-from tests.store.test_plans import filled, held, nodes, plan
+from tests.store.plans import filled, held, pages_of, plan
 
 ROWS = 100_000
 WINDOW = 1_000
@@ -46,17 +46,7 @@ def loaded(database_url: str) -> Iterator[StoreHarness]:
 
 def touched(db: StoreHarness, statement: Statement[Any]) -> int:
     """Return how many pages the statement touches; fail if it scans a table."""
-    found = plan(db, statement)
-    scans = [
-        node["Relation Name"]
-        for node in nodes(found["Plan"])
-        if node["Node Type"] == "Seq Scan"
-        and node.get("Relation Name") in ("tasks", "message_outbox", "recoveries")
-    ]
-    assert scans == []
-    pages = int(found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"])
-    print(f"{statement.name}: {pages} pages, {found['Execution Time']:.2f} ms")
-    return pages
+    return pages_of(plan(db, statement), statement, tables=("tasks", "message_outbox", "recoveries"))
 
 
 def ids(db: StoreHarness, state: str, count: int) -> list[UUID]:

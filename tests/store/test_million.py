@@ -16,7 +16,7 @@ from everbeat.store.statement import Statement
 from everbeat.store.user_connection.drivers import numbered
 from everbeat.worker import settlement
 from tests.store.conftest import StoreHarness
-from tests.store.test_plans import filled, held
+from tests.store.plans import filled, held
 
 ROWS = 1_000_000
 HELD = 2_000

@@ -12,7 +12,7 @@ from everbeat.domain.charts import RANGES
 from everbeat.store import charts, past, series
 from everbeat.store.statement import Statement
 from tests.store.conftest import StoreHarness
-from tests.store.test_plans import ROWS, filled, nodes, plan
+from tests.store.plans import ROWS, filled, nodes, pages_of, plan
 from tests.store.test_series_plans import SAMPLES
 
 pytestmark = pytest.mark.long  # inserting the rows takes longer than most rooms of tests
@@ -84,12 +84,7 @@ def loaded(database_url: str) -> Iterator[StoreHarness]:
 
 
 def pages(db: StoreHarness, statement: Statement[Any]) -> int:
-    found = plan(db, statement)
-    scans = [node.get("Relation Name") for node in nodes(found["Plan"]) if node["Node Type"] == "Seq Scan"]
-    assert not LARGE & {*scans}, scans
-    touched = int(found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"])
-    print(f"{statement.name}: {touched} pages, {found['Execution Time']:.2f} ms")
-    return touched
+    return pages_of(plan(db, statement), statement, tables=LARGE)
 
 
 @pytest.mark.parametrize("days", [0.01, 5, 20])

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from psycopg import Connection, sql
+from psycopg import sql
 
 from everbeat.domain.identifiers import bounds
 from everbeat.domain.task.needs import MarkedTasks
@@ -23,7 +19,6 @@ from everbeat.store import (
     inspection,
     leases,
     lines,
-    migrating,
     retention,
     tasks,
     workers,
@@ -31,122 +26,12 @@ from everbeat.store import (
 from everbeat.store.claims import suspects_wait
 from everbeat.store.leases import decline
 from everbeat.store.statement import Statement, compose
-from everbeat.store.target import Target
 from everbeat.store.tasks import MarkedPlace, marked
 from tests.store import claim_page
 from tests.store.conftest import StoreHarness
+from tests.store.plans import HELD, ROWS, check_plan, held, loaded, nodes, plan
 
-ROWS = 100_000
-HELD = 500
-SCHEMA = "plans"
-
-FILL = """
-insert into {schema}.tasks (id, name, queue, priority, state, args, sent_at, enqueued_at, claim_id, claimed_at, claimed_by_worker_id,
-    started_at, completed_at, good_until, fence, attempt)
-select gen_random_uuid(), 'work', case when n %% 10 = 0 then 'mail' else 'default' end, n %% 3, state, '{{}}', now(), now() + delay, claim_id,
-    case when state <> 'PENDING' then now() end, case when state <> 'PENDING' then 'w1' end,
-    case when state in ('RUNNING', 'COMPLETED') then now() end, case when state = 'COMPLETED' then now() end,
-    case when n %% 1000 = 0 then now() - interval '1 minute' end, 1, 1
-from (
-    select n, 'COMPLETED' as state, interval '0' as delay, null::uuid as claim_id from generate_series(1, %(rows)s) n
-    union all
-    select n, 'PENDING', case when n %% 2 = 0 then interval '1 hour' else interval '0' end, null from generate_series(1, %(rows)s) n
-    union all
-    select n, 'RUNNING', interval '0', gen_random_uuid() from generate_series(1, %(held)s) n
-    union all
-    select n, 'COMPLETED', interval '0', null from generate_series(1, %(rows)s) n
-) s
-"""
-
-
-@contextmanager
-def filled(database_url: str, *, rows: int, in_flight: int) -> Iterator[StoreHarness]:
-    """Create a schema with this many waiting tasks, twice as many ended ones, and `in_flight` running ones.
-
-    The schema is in its own database, a copy of a template: to copy the files takes a twentieth of the time of the inserts.
-    """
-    name = f"filled_{uuid4().hex[:8]}"
-    with psycopg.connect(database_url, autocommit=True) as server:
-        template = _template(server, database_url, rows=rows, in_flight=in_flight)
-        server.execute(f"create database {name} template {template} strategy file_copy".encode())
-        target = Target.parse(_in_database(database_url, name), schema=SCHEMA)
-        connection = target.connect("everbeat test")
-        party = StoreHarness(target, connection)
-        yield party
-        party.database.close()
-        connection.close()
-        server.execute(f"drop database {name} with (force)".encode())
-
-
-def _template(server: Connection[Any], database_url: str, *, rows: int, in_flight: int) -> str:
-    """Return the name of the filled database from which copies are made, after creating it if it does not exist."""
-    name = f"filled_{rows}_{in_flight}"
-    if server.execute("select from pg_database where datname = %s", [name]).rowcount:
-        return name
-    server.execute(f"create database {name}".encode())
-    target = Target.parse(_in_database(database_url, name), schema=SCHEMA)
-    with target.connect("everbeat test") as connection:
-        migrating.migrate(connection, target)
-        party = StoreHarness(target, connection)
-        party.supervisor("s1", "w1")
-        party.supervisor("s2", "w2", "w3")
-        connection.execute(party.plain(FILL), {"rows": rows, "held": in_flight})
-        for table in ("tasks", "workers", "supervisors", "attempts"):
-            connection.execute(party.plain(f"vacuum analyze {{schema}}.{table}"))
-        party.database.close()
-    return name
-
-
-def _in_database(database_url: str, name: str) -> str:
-    return urlsplit(database_url)._replace(path=f"/{name}").geturl()
-
-
-@pytest.fixture(scope="module")
-def loaded(database_url: str) -> Iterator[StoreHarness]:
-    with filled(database_url, rows=ROWS, in_flight=HELD) as db:
-        yield db
-
-
-def held(db: StoreHarness, count: int) -> list[tuple[UUID, UUID]]:
-    query = sql.SQL("select id, claim_id from {}.tasks where state = 'RUNNING' limit {}")
-    found = db.connection.execute(
-        query.format(sql.Identifier(db.target.schema), sql.Literal(count))
-    ).fetchall()
-    return [(row[0], row[1]) for row in found]
-
-
-def plan(db: StoreHarness, statement: Statement[Any]) -> dict[str, Any]:
-    """Return the plan of an execution whose changes are rolled back."""
-    text = b"explain (analyze, buffers, format json) " + compose(statement.name, db.target.schema)
-    with db.connection.transaction(force_rollback=True):
-        row = db.connection.execute(text, statement.parameters).fetchone()
-    assert row is not None
-    found = row[0] if isinstance(row[0], list) else json.loads(row[0])
-    return dict(found[0])
-
-
-def nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield node
-    for child in node.get("Plans", []):
-        yield from nodes(child)
-
-
-def check_plan(db: StoreHarness, statement: Statement[Any], *, pages: int) -> None:
-    """Fail if the statement scans the table of tasks or touches more pages.
-
-    A new session reads up to ten pages of the catalogs too, so that no bound is below 20.
-    """
-    assert pages >= 20
-    found = plan(db, statement)
-    scans = [
-        node
-        for node in nodes(found["Plan"])
-        if node["Node Type"] == "Seq Scan" and node.get("Relation Name") == "tasks"
-    ]
-    assert scans == [], json.dumps(scans, indent=1)[:2000]
-    touched = found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"]
-    print(f"{statement.name}: {touched} pages, {found['Execution Time']:.2f} ms")
-    assert touched <= pages, f"{statement.name} touched {touched} pages"
+__all__ = ["loaded"]
 
 
 def a_claim(limit: int, **more: Any) -> Statement[Any]:
@@ -285,7 +170,7 @@ def test_the_doctor_reads_the_newest_failures_without_100_000_older_ones(loaded:
     schema = sql.Identifier(loaded.target.schema)
     looks = diagnosis.failures(within_s=600, most=1_000)
     with loaded.connection.transaction(force_rollback=True):
-        check_plan(loaded, looks, pages=20)
+        check_plan(loaded, looks, pages=5)
         loaded.connection.execute(sql.SQL(fail).format(schema), [ROWS])
         loaded.connection.execute(sql.SQL("analyze {}.tasks").format(schema))
         check_plan(loaded, looks, pages=700)
@@ -305,7 +190,7 @@ def test_a_search_by_the_start_of_an_id_uses_the_primary_key(loaded: StoreHarnes
         between = bounds(str(one)[:digits])
         assert between is not None
         check_plan(loaded, inspection.tasks_between(*between, limit=6), pages=20)
-        check_plan(loaded, inspection.workflows_between(*between, limit=6), pages=20)
+        check_plan(loaded, inspection.workflows_between(*between, limit=6), pages=5)
     check_plan(loaded, inspection.neighbours([one for one, _ in held(loaded, 50)]), pages=1_000)
 
 
@@ -514,9 +399,9 @@ def test_the_page_about_the_claim_shows_the_nodes_and_indexes_of_its_plan(loaded
         )
     shown = claim_page.nodes_on_the_page()
     assert len(shown) == 11
-    for part, nodes in shown.items():
-        assert nodes <= real[part], part
-        assert {index for _, index in nodes} == {index for _, index in real[part]}, part
+    for part, those in shown.items():
+        assert those <= real[part], part
+        assert {index for _, index in those} == {index for _, index in real[part]}, part
 
 
 def test_a_claim_reads_no_leases_of_its_worker_to_recognise_a_repetition(loaded: StoreHarness) -> None:
@@ -526,7 +411,7 @@ def test_a_claim_reads_no_leases_of_its_worker_to_recognise_a_repetition(loaded:
         for node in nodes(plan(loaded, a_claim(10))["Plan"])
         if node.get("Subplan Name") == "CTE again" and node.get("Index Name") == "tasks_leased"
     ]
-    assert [("claim_call" in node["Index Cond"], node["Shared Hit Blocks"] < 10) for node in found] == [
+    assert [("claim_call" in node["Index Cond"], node["Shared Hit Blocks"] < 50) for node in found] == [
         (True, True)
     ]
 

@@ -15,7 +15,7 @@ from everbeat.domain.pulse.sample import PulseSample
 from everbeat.store import pulse, workers
 from everbeat.store.statement import Statement
 from tests.store.conftest import StoreHarness
-from tests.store.test_plans import check_plan, filled, nodes, plan
+from tests.store.plans import check_plan, filled, nodes, plan
 
 RULES = silence_rules(RecoveryConfig())
 WINDOW_MS = 90_000

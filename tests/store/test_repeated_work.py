@@ -18,7 +18,7 @@ from everbeat.store.failures import failure_groups
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target
 from tests.store.conftest import StoreHarness
-from tests.store.test_plans import nodes, plan
+from tests.store.plans import nodes, plan
 from tests.web.large_rows import HISTORY, LABELS_OF_TASKS
 
 FAILED, QUEUES, OF_A_QUEUE = 4_000, 200, 500

@@ -13,12 +13,10 @@ from psycopg import sql
 from everbeat.domain.schedule.model import DueSchedule
 from everbeat.store import schedules
 from everbeat.store.schedules import apply_declared, decide_ticks, list_due
-from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
-from everbeat.store.user_connection.drivers import numbered
 from tests.store.conftest import StoreHarness
+from tests.store.plans import filled, pages_of, plan, plan_of_trees, scans_of
 from tests.store.scheduling import STALE_MS, decision, due, put, sent, start_worker, version
-from tests.store.test_plans import filled, nodes, plan
 
 ROWS = 100_000
 TABLES = ("tasks", "schedules", "ticks")
@@ -76,16 +74,10 @@ def few(database_url: str) -> Iterator[Loaded]:
 
 def buffers(loaded: Loaded, statement: Statement[Any]) -> int:
     """Return the pages that the statement touches. Fail if it scans a large table."""
-    found = plan(loaded.db, statement)["Plan"]
-    scans = [
-        node
-        for node in nodes(found)
-        if node["Node Type"] == "Seq Scan"
-        and node.get("Relation Name") in TABLES
-        and node["Plan Rows"] > 1_000
-    ]
+    found = plan(loaded.db, statement)
+    scans = [node for node in scans_of(found, TABLES) if node["Plan Rows"] > 1_000]
     assert scans == [], json.dumps(scans, indent=1)[:2000]
-    return int(found["Shared Hit Blocks"] + found["Shared Read Blocks"])
+    return pages_of(found, statement, tables=())
 
 
 def decided(loaded: Loaded) -> Statement[Any]:
@@ -108,27 +100,8 @@ def test_a_pass_of_the_scheduler_reads_as_much_with_100_000_schedules_as_with_10
 @pytest.mark.parametrize("name", MOST_OVER)
 def test_a_supervisor_that_plans_before_it_knows_the_values_scans_no_table(many: Loaded, name: str) -> None:
     statement = list_due(limit=200) if name == "list_due" else decided(many)
-    text, names = numbered(statement.name, many.db.target.schema)
-    given = sql.SQL(", ").join(sql.Literal(statement.parameters[name]) for name in names)
-    connection = many.db.connection
-    with connection.transaction(force_rollback=True):
-        connection.execute(KEYED.replace(b"set ", b"set local "))
-        connection.execute("set local plan_cache_mode = force_generic_plan")
-        connection.execute(f"prepare as_a_supervisor_does as {text}".encode())
-        row = connection.execute(
-            sql.SQL("explain (analyze, buffers, format json) execute as_a_supervisor_does ({})").format(given)
-        ).fetchone()
-        connection.execute("deallocate as_a_supervisor_does")
-    assert row is not None
-    found = dict(row[0][0])["Plan"]
-    scanned = [
-        node["Relation Name"] for node in nodes(found)
-        if node["Node Type"] == "Seq Scan" and node.get("Relation Name") in TABLES
-    ]  # fmt: skip
-    assert scanned == []
-    pages = found["Shared Hit Blocks"] + found["Shared Read Blocks"]
-    print(pages)
-    assert pages <= (100 if name == "list_due" else 1_500)
+    found = plan_of_trees(many.db, statement, generic=True)
+    assert pages_of(found, statement, tables=TABLES) <= (100 if name == "list_due" else 1_500)
 
 
 def test_a_pass_without_due_schedules_reads_a_few_pages(many: Loaded) -> None:

@@ -11,7 +11,7 @@ import pytest
 from everbeat.store import inspection, reruns, retention, series
 from everbeat.store.statement import Statement
 from tests.store.conftest import StoreHarness
-from tests.store.test_plans import ROWS, filled, nodes, plan
+from tests.store.plans import ROWS, filled, nodes, pages_of, plan
 
 pytestmark = pytest.mark.long  # inserting the rows takes longer than most rooms of tests
 
@@ -48,15 +48,7 @@ def loaded(database_url: str) -> Iterator[StoreHarness]:
 
 
 def pages(db: StoreHarness, statement: Statement[Any]) -> int:
-    found = plan(db, statement)
-    scans = [node.get("Relation Name") for node in nodes(found["Plan"]) if node["Node Type"] == "Seq Scan"]
-    assert not {"tasks", "rates", "depths"} & {*scans}, scans
-    # The pages of an insert that runs after the rest of the statement are not part of those of the whole plan.
-    touched = max(
-        int(node["Shared Hit Blocks"] + node["Shared Read Blocks"]) for node in nodes(found["Plan"])
-    )
-    print(f"{statement.name}: {touched} pages, {found['Execution Time']:.2f} ms")
-    return touched
+    return pages_of(plan(db, statement), statement, tables=("tasks", "rates", "depths"))
 
 
 def test_a_sample_reads_a_limited_part_of_a_backlog(loaded: StoreHarness) -> None:

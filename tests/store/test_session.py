@@ -23,7 +23,7 @@ from everbeat.store.target import Target
 from everbeat.store.user_connection.drivers import numbered
 from tests.store.conftest import StoreHarness
 from tests.store.flows import Flow, task
-from tests.store.test_plans import nodes
+from tests.store.plans import nodes
 
 
 async def test_a_session_reconnects_and_repeats_its_statement_after_its_backend_was_terminated(

@@ -10,8 +10,8 @@ from psycopg import sql
 
 from everbeat.store.claims import set_aside
 from tests.store.conftest import StoreHarness
+from tests.store.plans import loaded, nodes, plan
 from tests.store.test_marked_tasks import groups
-from tests.store.test_plans import loaded, nodes, plan
 
 __all__ = ["loaded"]
 FRONT = 1_000

@@ -18,8 +18,8 @@ from everbeat.store.claims import ClaimPlace
 from everbeat.store.statement import Statement
 from everbeat.worker.claim.query import LEAST_SEARCHED, LONGEST_S
 from tests.store.conftest import StoreHarness
+from tests.store.plans import nodes
 from tests.store.shapes import FRONT, Execution, Measured, Shape, compared, shaped
-from tests.store.test_plans import nodes
 
 QUICK = Shape(ended=180_000, due=20_000, scheduled=50_000, foreign=50_000, queues=1_000, priorities=4)
 LONG = replace(QUICK, ended=7_900_000, due=100_000, scheduled=1_000_000, foreign=1_000_000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID, uuid4
@@ -12,11 +11,9 @@ from psycopg import sql
 
 from everbeat.domain.task.context_backend import NewChild
 from everbeat.store import inspection, recorded, retention, steps, tasks
-from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
-from everbeat.store.user_connection.drivers import numbered
 from tests.store.conftest import StoreHarness
-from tests.store.test_plans import filled, held, nodes, plan
+from tests.store.plans import check_plans, filled, held, nodes, plan
 
 ROWS = 100_000
 
@@ -65,29 +62,7 @@ def loaded(database_url: str) -> Iterator[Loaded]:
 
 
 def check_plan(loaded: Loaded, statement: Statement[Any], *, pages: int) -> None:
-    """Check the plan of a client's execution and of a worker's, which is planned before the values are known."""
-    db = loaded.db
-    text, names = numbered(statement.name, db.target.schema)
-    given = sql.SQL(", ").join(sql.Literal(statement.parameters[name]) for name in names)
-    with db.connection.transaction(force_rollback=True):
-        db.connection.execute(KEYED.replace(b"set ", b"set local "))
-        db.connection.execute(f"prepare as_a_worker_does as {text}".encode())
-        row = db.connection.execute(
-            sql.SQL("explain (analyze, buffers, format json) execute as_a_worker_does ({})").format(given)
-        ).fetchone()
-        db.connection.execute("deallocate as_a_worker_does")
-    assert row is not None
-    for found in (dict(row[0][0])["Plan"], plan(db, statement)["Plan"]):
-        scans = [
-            node
-            for node in nodes(found)
-            if node["Node Type"] == "Seq Scan"
-            and node.get("Relation Name") in ("tasks", "steps", "signals", "workflows")
-        ]
-        assert scans == [], json.dumps(scans, indent=1)[:2000]
-        touched = found["Shared Hit Blocks"] + found["Shared Read Blocks"]
-        print(f"{statement.name}: {touched} pages")
-        assert touched <= pages, f"{statement.name} touched {touched} pages"
+    check_plans(loaded.db, statement, pages=pages, tables=("tasks", "steps", "signals", "workflows"))
 
 
 def test_statements_that_record_and_read_steps_read_a_bounded_number_of_pages(loaded: Loaded) -> None:

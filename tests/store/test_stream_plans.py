@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID, uuid4
@@ -12,11 +11,9 @@ from psycopg import sql
 
 from everbeat.domain.task.context_backend import EmittedItem
 from everbeat.store import questions, retention, streams
-from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
-from everbeat.store.user_connection.drivers import numbered
 from tests.store.conftest import StoreHarness
-from tests.store.test_plans import filled, held, nodes, plan
+from tests.store.plans import check_plans, filled, held
 
 pytestmark = pytest.mark.timeout(900)  # filling a million rows takes minutes
 
@@ -61,28 +58,7 @@ def loaded(database_url: str, request: pytest.FixtureRequest) -> Iterator[Loaded
 
 
 def check_plan(loaded: Loaded, statement: Statement[Any], *, pages: int) -> None:
-    """Check the plan of a client's execution and of a worker's, which is planned before the values are known."""
-    db = loaded.db
-    text, names = numbered(statement.name, db.target.schema)
-    given = sql.SQL(", ").join(sql.Literal(statement.parameters[name]) for name in names)
-    with db.connection.transaction(force_rollback=True):
-        db.connection.execute(KEYED.replace(b"set ", b"set local "))
-        db.connection.execute(f"prepare as_a_worker_does as {text}".encode())
-        row = db.connection.execute(
-            sql.SQL("explain (analyze, buffers, format json) execute as_a_worker_does ({})").format(given)
-        ).fetchone()
-        db.connection.execute("deallocate as_a_worker_does")
-    assert row is not None
-    for found in (dict(row[0][0]), plan(db, statement)):
-        scans = [
-            node
-            for node in nodes(found["Plan"])
-            if node["Node Type"] == "Seq Scan" and node.get("Relation Name") in TABLES
-        ]
-        assert scans == [], json.dumps(scans, indent=1)[:2000]
-        touched = found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"]
-        print(f"{statement.name}: {touched} pages, {found['Execution Time']:.1f} ms")
-        assert touched <= pages, f"{statement.name} touched {touched} pages"
+    check_plans(loaded.db, statement, pages=pages, tables=TABLES)
 
 
 def test_a_portion_of_items_reads_a_bounded_number_of_pages(loaded: Loaded) -> None:

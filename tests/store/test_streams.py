@@ -14,7 +14,7 @@ from everbeat.store.claims import Claimed
 from everbeat.store.leases import Settlement
 from everbeat.store.statement import Statement
 from tests.store.conftest import StoreHarness
-from tests.store.test_plans import plan
+from tests.store.plans import pages_of, plan
 from tests.store.test_signals import overlapping
 
 LOWEST, HIGHEST = UUID(int=0), UUID(int=(1 << 128) - 1)
@@ -184,6 +184,5 @@ def test_a_page_reads_only_its_own_items_however_large_the_others_are(db: StoreH
     )
     page = streams.list_items(task_id, "large", after=0)
     assert [each.number for each in db.run(page)] == [*range(1, 19)], "4 MB of 224 kB each"
-    found = plan(db, page)["Plan"]
-    touched = found["Shared Hit Blocks"] + found["Shared Read Blocks"]
+    touched = pages_of(plan(db, page), page)
     assert touched < 26 * 224_000 // 8_192 * 2, f"{touched} pages; all 120 items take about 3,400"

@@ -18,7 +18,7 @@ from everbeat.store.target import Target
 from everbeat.store.traced import traced_recoveries
 from tests.maintenance.moving import move
 from tests.store.conftest import StoreHarness
-from tests.store.test_plans import nodes, plan
+from tests.store.plans import nodes, pages_of, plan
 
 CARRIER = '{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}'
 TRACED = (
@@ -157,7 +157,8 @@ def test_the_recoveries_of_tracers_are_found_by_their_index_among_100_000(db: St
         db.connection.execute(fill)
         db.connection.execute(sql.SQL("analyze {}.recoveries").format(schema))
         ids = [row[0] for row in db.table("recoveries", "task_id")[:100]]
-        found = plan(db, traced_recoveries(ids, recovered_by="s2"))
+        statement = traced_recoveries(ids, recovered_by="s2")
+        found = plan(db, statement)
     scans = [node for node in nodes(found["Plan"]) if node.get("Relation Name") == "recoveries"]
     assert {node["Node Type"] for node in scans} <= {"Index Scan", "Bitmap Heap Scan"}
-    assert found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"] <= 1_500
+    assert pages_of(found, statement) <= 1_500

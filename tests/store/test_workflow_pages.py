@@ -16,7 +16,7 @@ from everbeat.store import workflow_control as control
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target
 from tests.store.conftest import StoreHarness
-from tests.store.test_plans import nodes, plan
+from tests.store.plans import pages_of, plan
 
 ROWS, EXAMINED = 120_000, 5_000
 STARTER = UUID(int=7)
@@ -47,10 +47,7 @@ def id_of(number: int) -> UUID:
 
 
 def pages(db: StoreHarness, statement: Statement[Any]) -> int:
-    found = plan(db, statement)["Plan"]
-    scans = [each for each in nodes(found) if each["Node Type"] == "Seq Scan"]
-    assert [each for each in scans if each.get("Relation Name") == "workflows"] == []
-    return int(found["Shared Hit Blocks"] + found["Shared Read Blocks"])
+    return pages_of(plan(db, statement), statement, tables=["workflows"])
 
 
 @pytest.mark.parametrize("first", [ROWS, ROWS // 2, 2_000])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +14,10 @@ from everbeat.domain.workflow.graph import Edge, Graph
 from everbeat.domain.workflow.states import WorkflowRetryPlan, WorkflowVerdict
 from everbeat.store import inspection, workflows
 from everbeat.store import workflow_control as control
-from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
-from everbeat.store.user_connection.drivers import numbered
 from tests.store.conftest import StoreHarness
 from tests.store.flows import task
-from tests.store.test_plans import filled, nodes, plan
+from tests.store.plans import check_plans, filled
 
 TABLES = ("tasks", "workflows", "nodes", "edges", "outbox")
 WIDE = 10_000
@@ -69,35 +66,7 @@ class Loaded:
     def check_plan(
         self, statement: Statement[Any], *, pages: int, by: str = "both", tables: Sequence[str] = TABLES
     ) -> None:
-        """Check the plan of a client's execution, or of a worker's, which is planned before the values are known."""
-        asked = {
-            "client": lambda: plan(self.db, statement)["Plan"],
-            "worker": lambda: self._unknowing(statement),
-        }
-        for found in (ask() for who, ask in asked.items() if by in (who, "both")):
-            scans = [
-                node
-                for node in nodes(found)
-                if node["Node Type"] == "Seq Scan" and node.get("Relation Name") in tables
-            ]
-            assert scans == [], f"{statement.name}: {json.dumps(scans, indent=1)[:2000]}"
-            # A data-modifying CTE whose result is not read is counted after the rest.
-            touched = max(node["Shared Hit Blocks"] + node["Shared Read Blocks"] for node in nodes(found))
-            print(f"{statement.name}: {touched} pages")
-            assert touched <= pages, f"{statement.name} touched {touched} pages"
-
-    def _unknowing(self, statement: Statement[Any]) -> dict[str, Any]:
-        connection = self.db.connection
-        text, names = numbered(statement.name, self.db.target.schema)
-        given = sql.SQL(", ").join(sql.Literal(statement.parameters[name]) for name in names)
-        with connection.transaction(force_rollback=True):
-            connection.execute(KEYED.replace(b"set ", b"set local "))
-            connection.execute(f"prepare as_a_worker_does as {text}".encode())
-            explain = sql.SQL("explain (analyze, buffers, format json) execute as_a_worker_does ({})")
-            row = connection.execute(explain.format(given)).fetchone()
-            connection.execute("deallocate as_a_worker_does")
-        assert row is not None
-        return dict(row[0][0]["Plan"])
+        check_plans(self.db, statement, pages=pages, tables=tables, by=by)
 
 
 @pytest.fixture(scope="module")
@@ -113,16 +82,16 @@ def loaded(database_url: str) -> Iterator[Loaded]:
 
 
 def test_finding_and_absorbing_events_reads_a_bounded_number_of_pages(loaded: Loaded) -> None:
-    loaded.check_plan(workflows.lock(entries=2_000, limit=100), by="worker", pages=2_500)
-    loaded.check_plan(workflows.lock_these([loaded.wide]), by="worker", pages=20)
-    loaded.check_plan(workflows.absorb([loaded.wide], limit=500), by="worker", pages=25_000)
+    loaded.check_plan(workflows.lock(entries=2_000, limit=100), by="tree", pages=2_500)
+    loaded.check_plan(workflows.lock_these([loaded.wide]), by="tree", pages=20)
+    loaded.check_plan(workflows.absorb([loaded.wide], limit=500), by="tree", pages=30_000)
     loaded.check_plan(control.forget(limit=1_000), pages=12_000)
 
 
 def test_the_end_of_one_of_10_000_parents_reads_as_few_pages_as_that_of_one_of_few(loaded: Loaded) -> None:
     """The cost of a wide fan-in is linear: the end of one of 10,000 parents needs one lookup."""
-    loaded.check_plan(workflows.absorb([loaded.wide], limit=1), by="worker", pages=150)
-    loaded.check_plan(workflows.resolve([(loaded.wide, 1)]), by="worker", pages=60)
+    loaded.check_plan(workflows.absorb([loaded.wide], limit=1), by="tree", pages=150)
+    loaded.check_plan(workflows.resolve([(loaded.wide, 1)]), by="tree", pages=60)
 
 
 def test_counting_live_workflows_reads_none_that_have_ended(loaded: Loaded) -> None:  # O5
@@ -145,12 +114,12 @@ def test_absorbing_events_does_not_read_results(loaded: Loaded) -> None:  # W12
     with connection.transaction(force_rollback=True):
         for text in LARGE:
             connection.execute(sql.SQL(text).format(schema=schema, wide=sql.Literal(loaded.wide)))
-        loaded.check_plan(workflows.absorb([loaded.wide], limit=100), by="worker", pages=7_500)
+        loaded.check_plan(workflows.absorb([loaded.wide], limit=100), by="tree", pages=7_500)
 
 
 def test_enqueueing_nodes_reads_a_bounded_number_of_pages(loaded: Loaded) -> None:
     places = [(loaded.wide, number) for number in range(2, 502)]
-    loaded.check_plan(workflows.resolve(places), by="worker", pages=12_000)
+    loaded.check_plan(workflows.resolve(places), by="tree", pages=12_000)
     put_back = sql.SQL(
         "update {}.nodes set state = 'PENDING', iteration = 7 where workflow_id = {} and number < 502"
     )
@@ -158,13 +127,13 @@ def test_enqueueing_nodes_reads_a_bounded_number_of_pages(loaded: Loaded) -> Non
         schema = sql.Identifier(loaded.db.target.schema)
         loaded.db.connection.execute(put_back.format(schema, sql.Literal(loaded.wide)))
         loaded.check_plan(
-            workflows.enqueue(places, [None] * 500, channel=loaded.channel), by="worker", pages=40_000
+            workflows.enqueue(places, [None] * 500, channel=loaded.channel), by="tree", pages=40_000
         )
-        loaded.check_plan(workflows.hold(places, again=[True] * 500), by="worker", pages=20_000)
+        loaded.check_plan(workflows.hold(places, again=[True] * 500), by="tree", pages=20_000)
     of_two = [(loaded.wide, 0), (loaded.wide, 9)]
     for read in (workflows.values, workflows.sources, workflows.results):
-        loaded.check_plan(read(of_two), by="worker", pages=60)
-    loaded.check_plan(workflows.compositions(places), by="worker", pages=4_000)
+        loaded.check_plan(read(of_two), by="tree", pages=60)
+    loaded.check_plan(workflows.compositions(places), by="tree", pages=4_000)
 
 
 def test_starting_and_finishing_workflows_reads_a_bounded_number_of_pages(loaded: Loaded) -> None:
@@ -176,7 +145,7 @@ def test_starting_and_finishing_workflows_reads_a_bounded_number_of_pages(loaded
     loaded.check_plan(workflows.insert(uuid4(), graph, channel=loaded.channel, key="k10"), pages=3_000)
     loaded.check_plan(workflows.ended([loaded.wide]), pages=60)
     verdict = WorkflowVerdict(workflow_id=loaded.wide, state="COMPLETED", result="1")
-    loaded.check_plan(workflows.finish([verdict], channel=loaded.channel), by="worker", pages=60)
+    loaded.check_plan(workflows.finish([verdict], channel=loaded.channel), by="tree", pages=60)
 
 
 def test_inspecting_workflows_reads_a_bounded_number_of_pages(loaded: Loaded) -> None:
@@ -210,10 +179,8 @@ def test_stopping_and_retrying_workflows_reads_a_bounded_number_of_pages(loaded:
         update = sql.SQL("update {}.workflows set state = 'CANCELLING' where id = {}")
         schema = sql.Identifier(loaded.db.target.schema)
         loaded.db.connection.execute(update.format(schema, sql.Literal(loaded.wide)))
-        loaded.check_plan(
-            workflows.withdraw([loaded.wide], channel=loaded.channel), by="worker", pages=200_000
-        )
-    loaded.check_plan(workflows.let_go([loaded.wide]), by="worker", pages=2_000)
+        loaded.check_plan(workflows.withdraw([loaded.wide], channel=loaded.channel), by="tree", pages=200_000)
+    loaded.check_plan(workflows.let_go([loaded.wide]), by="tree", pages=2_000)
 
 
 def test_a_pass_of_the_reconciler_reads_a_bounded_number_of_pages(loaded: Loaded) -> None:

@@ -17,7 +17,7 @@ from everbeat.store.reading import SESSION
 from everbeat.store.statement import Statement
 from everbeat.store.user_connection.drivers import numbered
 from tests.store.conftest import StoreHarness
-from tests.store.test_plans import nodes
+from tests.store.plans import nodes
 
 LARGE: Final = frozenset({
     "tasks", "history", "attempts", "steps", "signals", "labels", "nodes", "edges", "beats", "worker_states",
