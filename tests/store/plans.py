@@ -99,6 +99,12 @@ def held(db: StoreHarness, count: int) -> list[tuple[UUID, UUID]]:
     return [(row[0], row[1]) for row in found]
 
 
+def vacuum(db: StoreHarness, *tables: str) -> None:
+    """Remove the rows of transactions that were rolled back, also from indexes. By default, VACUUM leaves a few rows there."""
+    for table in tables:
+        db.connection.execute(db.plain(f"vacuum (analyze, index_cleanup on) {{schema}}.{table}"))
+
+
 def plan(db: StoreHarness, statement: Statement[Any]) -> dict[str, Any]:
     """Return the plan of a client's execution whose changes are rolled back.
 

@@ -29,7 +29,7 @@ from everbeat.store.statement import Statement, compose
 from everbeat.store.tasks import MarkedPlace, marked
 from tests.store import claim_page
 from tests.store.conftest import StoreHarness
-from tests.store.plans import HELD, ROWS, check_plan, held, loaded, nodes, plan
+from tests.store.plans import HELD, ROWS, check_plan, held, loaded, nodes, plan, vacuum
 
 __all__ = ["loaded"]
 
@@ -50,12 +50,10 @@ def a_claim(limit: int, **more: Any) -> Statement[Any]:
     )
 
 
-def vacuum(db: StoreHarness) -> None:
-    """Remove the rows that other tests rolled back."""
-    schema = sql.Identifier(db.target.schema)
-    for table in ("tasks", "line_changes", "lines", "gates"):
-        db.connection.execute(sql.SQL("vacuum {}").format(sql.Identifier(db.target.schema, table)))
-    db.connection.execute(sql.SQL("analyze {}.tasks").format(schema))
+@pytest.fixture(autouse=True)
+def vacuumed(loaded: StoreHarness) -> None:
+    """Remove the rows that other tests rolled back, so that these tests can run in any order."""
+    vacuum(loaded, "tasks", "line_changes", "lines", "gates")
 
 
 def apply_all(db: StoreHarness) -> None:
@@ -107,7 +105,6 @@ def test_a_claim_reads_only_the_heads_of_short_serial_lines(loaded: StoreHarness
         " select gen_random_uuid(), 'work', 'lines', '{{}}', 'key:' || n % 20, now() + n * interval '1 ms'"
         " from generate_series(1, 2000) n"
     ).format(schema)
-    vacuum(loaded)  # rows that other tests rolled back
     with loaded.connection.transaction(force_rollback=True):
         loaded.connection.execute(fill)
         loaded.connection.execute(sql.SQL("analyze {}.tasks").format(schema))
@@ -126,7 +123,6 @@ def test_explain_and_doctor_read_marked_tasks_by_their_index(loaded: StoreHarnes
     """There are 100,000 more tasks that wait and are not marked."""
     schema = sql.Identifier(loaded.target.schema)
     # The long serial lines of another test were rolled back, and their index entries are still there.
-    vacuum(loaded)
     pending = sql.SQL("select id from {}.tasks where state = 'PENDING' limit 1").format(schema)
     mark = (
         "update {}.tasks set needs = json_build_object('arguments', array['a' || priority]),"
@@ -226,8 +222,6 @@ def test_the_hot_statements_of_a_worker_use_index_lookups_for_any_batch_size(
     loaded: StoreHarness, rows: int
 ) -> None:
     """The statements are prepared as in a worker, on a session for keyed statements, and planned before the batch is known."""
-    # Remove the rows that other tests rolled back.
-    vacuum(loaded)
     leased = held(loaded, rows)
     settled = [
         leases.Settlement(id=one, claim_id=claim, outcome="COMPLETED", result=b"1") for one, claim in leased
@@ -333,7 +327,6 @@ def test_marked_tasks_of_other_groups_do_not_lengthen_a_claim(
 ) -> None:  # J2
     """A group has 100,000 marked tasks ahead of all others in their lanes; 10,000 more groups have one task each."""
     schema = sql.Identifier(loaded.target.schema)
-    vacuum(loaded)  # rows that other tests rolled back
     before = plan(loaded, a_claim(10))["Plan"]["Shared Hit Blocks"]
     with loaded.connection.transaction(force_rollback=True):
         for statement in (MARKED, OTHER_GROUPS, "analyze {schema}.tasks"):
@@ -392,7 +385,6 @@ def test_a_claim_with_a_floor_skips_rows_that_were_claimed_before(loaded: StoreH
 
 
 def test_the_page_about_the_claim_shows_the_nodes_and_indexes_of_its_plan(loaded: StoreHarness) -> None:
-    vacuum(loaded)
     with claim_page.beside_lines_and_suspects(loaded) as claim:
         real = claim_page.nodes_of(
             claim_page.as_a_worker(loaded, claim, options="analyze, buffers, costs off, timing off")

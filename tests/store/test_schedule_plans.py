@@ -15,7 +15,7 @@ from everbeat.store import schedules
 from everbeat.store.schedules import apply_declared, decide_ticks, list_due
 from everbeat.store.statement import Statement
 from tests.store.conftest import StoreHarness
-from tests.store.plans import filled, pages_of, plan, plan_of_trees, scans_of
+from tests.store.plans import filled, pages_of, plan, plan_of_trees, scans_of, vacuum
 from tests.store.scheduling import STALE_MS, decision, due, put, sent, start_worker, version
 
 ROWS = 100_000
@@ -70,6 +70,12 @@ def many(database_url: str) -> Iterator[Loaded]:
 def few(database_url: str) -> Iterator[Loaded]:
     with filled(database_url, rows=ROWS, in_flight=500) as db:
         yield Loaded(db, rows=100)
+
+
+@pytest.fixture(autouse=True)
+def vacuumed(many: Loaded) -> None:
+    """Remove the rows that other tests rolled back, so that these tests can run in any order."""
+    vacuum(many.db, *TABLES)
 
 
 def buffers(loaded: Loaded, statement: Statement[Any]) -> int:
