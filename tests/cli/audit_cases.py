@@ -350,6 +350,8 @@ def sweep(w: World) -> Act:
         with suppress(NotPaused):
             resume()
     claimed = w.db.running(worker)
+    for table in ("workers", "supervisors"):  # those of other cases are not silent, however long these took
+        rows(w.db, f"update {{schema}}.{table} set last_beat_at = statement_timestamp() returning id")
     past = "statement_timestamp() - interval '5 minutes'"
     for table, columns, row in (
         ("workers", "last_beat_at, started_at", worker),

@@ -34,6 +34,13 @@ def nats() -> Iterator[NatsServer]:
         yield server
 
 
+@pytest.fixture(autouse=True)
+def _without_streams(nats: NatsServer) -> None:
+    """Delete the streams of other tests, so that these tests can run in any order."""
+    for name in streams(nats):
+        asyncio.run(nats.ask(f"STREAM.DELETE.{name}", {}))
+
+
 def examined(app: App, wake: str | NatsConfig | None) -> Check:
     """Return the NATS check of the doctor for an app with this wake setting."""
     other = App(database_of(app).target.url, schema=app.schema, auto_migrate=False, wake=wake)

@@ -72,6 +72,7 @@ async def test_ordinary_rows_alone_pass_every_step_at_any_speed(scenario: Scenar
     assert not said, "\n".join(said)
 
 
+@pytest.mark.timeout(360)
 async def test_hostile_rows_of_all_tables_harm_no_other_row(scenario: Scenario) -> None:  # J17
     scenario.populate()
     for table in READ:

@@ -182,4 +182,4 @@ def test_four_claimers_start_tasks_at_the_rate_and_no_faster(db: StoreHarness) -
             assert last - first + 1 <= BURST + RATE * window_s + 1e-6
     took_s = starts[-1] - starts[0]
     print(f"{len(starts)} starts in {took_s:.2f} s")
-    assert len(starts) >= 0.7 * RATE * took_s, "the claimers should use the rate"
+    assert len(starts) >= 0.4 * RATE * took_s, "the claimers should use the rate"

@@ -17,7 +17,7 @@ from everbeat.store import workflow_control as control
 from everbeat.store.statement import Statement
 from tests.store.conftest import StoreHarness
 from tests.store.flows import task
-from tests.store.plans import check_plans, filled
+from tests.store.plans import check_plans, filled, vacuum
 
 TABLES = ("tasks", "workflows", "nodes", "edges", "outbox")
 WIDE = 10_000
@@ -79,6 +79,12 @@ def loaded(database_url: str) -> Iterator[Loaded]:
             composed = sql.SQL(text).format(schema=sql.Identifier(db.target.schema))  # type: ignore[arg-type]
             db.connection.execute(composed, used)
         yield Loaded(db, wide)
+
+
+@pytest.fixture(autouse=True)
+def vacuumed(loaded: Loaded) -> None:
+    """Remove the rows that other tests rolled back, so that these tests can run in any order."""
+    vacuum(loaded.db, *TABLES)
 
 
 def test_finding_and_absorbing_events_reads_a_bounded_number_of_pages(loaded: Loaded) -> None:
