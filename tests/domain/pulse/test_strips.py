@@ -5,9 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from msgspec.structs import replace
 
 from everbeat.domain.pulse.incidents import incidents_of
-from everbeat.domain.pulse.judging import TreeState, judged_trees
+from everbeat.domain.pulse.judging import TreeState, judged_trees, observed_rules
 from everbeat.domain.pulse.memory import PulseMemory, TreeTrace
 from everbeat.domain.pulse.sample import PulseSample, StoredBeat
 from everbeat.domain.pulse.strips import Strip, strip_of, takeovers_of
@@ -165,3 +168,28 @@ def test_the_shortest_threshold_of_the_other_trees_decides_but_never_before_the_
         for trace in memory(tree("a", beat_s=25), patient).traces
     }
     assert found == {"a": 35, "b": 35}
+
+
+thresholds = some.none() | some.integers(0, 4)
+
+
+@given(
+    some.lists(some.tuples(some.booleans(), thresholds, thresholds), max_size=5),
+    some.tuples(thresholds, thresholds),
+)
+def test_each_tree_is_judged_by_the_shortest_threshold_of_all_others(
+    registered: list[tuple[bool, int | None, int | None]], usual: tuple[int | None, int | None]
+) -> None:
+    trees = [
+        tree(str(number), ended_at=None if lives else NOW, claimed_stale_ms=claimed, running_stale_ms=running)
+        for number, (lives, claimed, running) in enumerate(registered)
+    ]
+    found = observed_rules(trees, replace(RULES, claimed_ms=usual[0], running_ms=usual[1]))
+    for each in trees:
+        others = [other for other in trees if other.ended_at is None and other is not each] or [each]
+        for usual_ms, of_others, shortest in (
+            (usual[0], [other.claimed_stale_ms for other in others], found[each.id].claimed_ms),
+            (usual[1], [other.running_stale_ms for other in others], found[each.id].running_ms),
+        ):
+            known = [ms for ms in of_others if ms is not None]
+            assert shortest == (None if usual_ms is None else min(known, default=usual_ms))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
+from heapq import nsmallest
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -70,10 +71,9 @@ def judged_trees(sample: PulseSample, rules: SilenceRules) -> Mapping[str, TreeJ
 
     On a standby, replication delays the heartbeats, so an old one proves nothing.
     """
-    crews, found = crews_of(sample), {}
+    crews, observed, found = crews_of(sample), observed_rules(sample.trees, rules), {}
     for tree in sample.trees:
-        of_tree = observed_rules(sample.trees, tree, rules)
-        judgement = judged(tree, crews.get(tree.id, ()), rules=of_tree, at=sample.at)
+        judgement = judged(tree, crews.get(tree.id, ()), rules=observed[tree.id], at=sample.at)
         if sample.is_standby and judgement.state in (TreeState.LATE, TreeState.SUSPECT):
             judgement = replace(judgement, state=TreeState.UNKNOWN, decides_in_s=None, session_lost=False)
         found[tree.id] = judgement
@@ -113,21 +113,35 @@ def judged(
     )
 
 
-def observed_rules(
-    trees: Iterable[SampledTree], judged_tree: SampledTree, rules: SilenceRules
-) -> SilenceRules:
-    """Return the thresholds by which the other trees judge this one: of those that they have registered, the shortest.
+def observed_rules(trees: Sequence[SampledTree], rules: SilenceRules) -> Mapping[str, SilenceRules]:
+    """Return the thresholds by which the others judge each tree, by its id: of those that they have registered, the shortest.
 
     If no other tree lives or has registered any, these are `rules`, or the tree's own. Recovery that `rules` switch off stays off.
     """
-    others = [tree for tree in trees if tree.ended_at is None and tree.id != judged_tree.id] or [judged_tree]
-    claimed = [tree.claimed_stale_ms for tree in others if tree.claimed_stale_ms is not None]
-    running = [tree.running_stale_ms for tree in others if tree.running_stale_ms is not None]
-    return replace(
-        rules,
-        claimed_ms=None if rules.claimed_ms is None else min(claimed, default=rules.claimed_ms),
-        running_ms=None if rules.running_ms is None else min(running, default=rules.running_ms),
-    )
+    live = [tree for tree in trees if tree.ended_at is None]
+    claimed = _two_shortest((tree.claimed_stale_ms, tree.id) for tree in live)
+    running = _two_shortest((tree.running_stale_ms, tree.id) for tree in live)
+    found = {}
+    for tree in trees:
+        if any(other.id != tree.id for other in live[:2]):
+            claimed_ms, running_ms = _of_others(claimed, tree), _of_others(running, tree)
+        else:
+            claimed_ms, running_ms = tree.claimed_stale_ms, tree.running_stale_ms
+        found[tree.id] = replace(
+            rules,
+            claimed_ms=rules.claimed_ms if None in (claimed_ms, rules.claimed_ms) else claimed_ms,
+            running_ms=rules.running_ms if None in (running_ms, rules.running_ms) else running_ms,
+        )
+    return found
+
+
+def _two_shortest(thresholds: Iterable[tuple[int | None, str]]) -> list[tuple[int, str]]:
+    """Return the shortest threshold with the id of its tree, and the shortest of the other trees."""
+    return nsmallest(2, ((ms, name) for ms, name in thresholds if ms is not None))
+
+
+def _of_others(shortest: Sequence[tuple[int, str]], tree: SampledTree) -> int | None:
+    return next((ms for ms, name in shortest if name != tree.id), None)
 
 
 def last_sign(tree: SampledTree, workers: Iterable[SampledWorker]) -> datetime:
