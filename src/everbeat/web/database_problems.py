@@ -15,6 +15,7 @@ from everbeat.web.rights import Role, User
 
 _log = logging.getLogger("everbeat.web")
 _AGAIN_AFTER_S: Final = 60.0
+_MOST_KEPT: Final = 100
 _SAID: Final[tuple[tuple[type[DatabaseError], str], ...]] = (
     (DatabaseUnreachable, "The database cannot be reached."),
     (DatabaseReadOnly, "The database accepts no changes."),
@@ -33,11 +34,11 @@ class Told(Struct, frozen=True):
 
 
 class DatabaseProblems:
-    """Says what is wrong with the database, to each user what the role allows, and to the log everything, once a minute."""
+    """Says what is wrong with the database: to each user what the role allows, and to the log everything, each problem once a minute."""
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = SystemClock() if clock is None else clock
-        self._logged: tuple[str, float] = ("", 0.0)
+        self._logged: dict[str, float] = {}
 
     def told(self, problem: DatabaseError, user: User) -> Told:
         """Return what this user reads about a problem. The message of PostgreSQL can name the host, the user and the database."""
@@ -47,11 +48,13 @@ class DatabaseProblems:
         return Told(next(said for kind, said in _SAID if isinstance(problem, kind)), _FIX)
 
     def _note(self, problem: DatabaseError) -> None:
-        message, until = self._logged
         now = self._clock.monotonic()
-        if problem.message != message or now >= until:
-            self._logged = (problem.message, now + _AGAIN_AFTER_S)
-            _log.warning("database_problem code=%s: %s", problem.code, problem.message)
+        if now < self._logged.get(problem.message, now):
+            return
+        if len(self._logged) >= _MOST_KEPT:
+            self._logged.clear()
+        self._logged[problem.message] = now + _AGAIN_AFTER_S
+        _log.warning("database_problem code=%s: %s", problem.code, problem.message)
 
 
 def may_see_address(user: User) -> bool:

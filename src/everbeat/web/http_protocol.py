@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from everbeat.runtime.clock import Clock, SystemClock
 
 REQUEST_WITHIN_S: Final = 10.0
 """How long a client may take to send the headers of a request, from the connection or from the end of the answer before."""
 READS_WITHIN_S: Final = 30.0
 """How long an answer waits for a client that reads nothing of it."""
-
-
 SPARE: Final = 64
 """How many connections above the limit may wait for their refusal, the status 503."""
+_AGAIN_AFTER_S: Final = 60.0
+
+
+class BoundedWarnings(logging.Filter):
+    """Lets each warning of the server pass once a minute. Clients cause them, so a flood of refused requests would fill the disk."""
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        super().__init__()
+        self._clock = SystemClock() if clock is None else clock
+        self._passed: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is logged. A warning that passes again says how many were left out before it."""
+        if record.levelno != logging.WARNING:
+            return True
+        now = self._clock.monotonic()
+        again_at, left_out = self._passed.get(record.msg, (now, 0))
+        if now < again_at:
+            self._passed[record.msg] = (again_at, left_out + 1)
+            return False
+        self._passed[record.msg] = (now + _AGAIN_AFTER_S, 0)
+        if left_out:
+            record.msg = f"{record.msg} ({left_out:,} more since the last such line)"
+        return True
 
 
 class BoundedProtocol(H11Protocol):
@@ -29,7 +54,7 @@ class BoundedProtocol(H11Protocol):
         self._reading_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request, for some time. A connection too many is ended at once if there is no room to refuse it politely."""
+        """Wait for the first request, for some time. If `SPARE` connections wait for their refusal already, end this one at once."""
         super().connection_made(transport)
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency + SPARE:
             transport.abort()

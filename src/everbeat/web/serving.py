@@ -6,16 +6,17 @@ import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.config import LOGGING_CONFIG
 
 from everbeat.domain.settings.checks import one_of
 from everbeat.domain.settings.settings import refused
 from everbeat.errors import AddressInUse
 from everbeat.web.application import Web as Web
-from everbeat.web.http_protocol import BoundedProtocol
+from everbeat.web.http_protocol import BoundedProtocol, BoundedWarnings
 from everbeat.web.rights import Authentication, Basic, Loopback, Role, TrustedHeader, is_loopback
 
 _STOPS_WITHIN_S: Final = 3
@@ -120,9 +121,15 @@ def configuration(
 
     More than `connections` open ones get the status 503.
     """
+    handlers: dict[str, dict[str, Any]] = LOGGING_CONFIG["handlers"]
     return uvicorn.Config(
         below(dashboard, root_path.rstrip("/")),
         http=BoundedProtocol,
+        log_config={
+            **LOGGING_CONFIG,
+            "filters": {"bounded": {"()": BoundedWarnings}},
+            "handlers": {**handlers, "default": {**handlers["default"], "filters": ["bounded"]}},
+        },
         log_level="warning",
         access_log=False,
         server_header=False,
