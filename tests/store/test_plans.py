@@ -180,6 +180,22 @@ def test_the_doctor_reads_the_newest_failures_without_100_000_older_ones(loaded:
         ]
 
 
+def test_the_known_queues_are_found_without_the_tasks(loaded: StoreHarness) -> None:
+    """1,000 workers serve ten queues each, of which 2,000 are different, and as many others are paused or limited."""
+    with loaded.connection.transaction(force_rollback=True):
+        for text in (
+            "insert into {schema}.workers (id, supervisor_id, hostname, pid, queues) select 'served-' || n, 's1', 'host', n,"
+            " array(select 'queue-' || (n * 10 + k) %% 2000 from generate_series(0, 9) k) from generate_series(1, %s) n",
+            "insert into {schema}.pauses (kind, name, paused_by) select 'queue', 'paused-' || n, 'ann' from generate_series(1, %s) n",
+            "insert into {schema}.limits (name, concurrency) select 'queue:limited-' || n, 1 from generate_series(1, %s) n",
+        ):
+            loaded.connection.execute(loaded.plain(text), [1_000])
+        statement = diagnosis.known_queues(stale_ms=86_400_000)
+        text = compose(statement.name, loaded.target.schema)
+        assert loaded.connection.execute(text, statement.parameters).rowcount == 4_000
+        check_plan(loaded, statement, pages=300)
+
+
 def test_a_search_by_the_start_of_an_id_uses_the_primary_key(loaded: StoreHarness) -> None:  # J10
     (one, _), *_ = held(loaded, 1)
     for digits in (4, 8, 13):

@@ -13,7 +13,7 @@ from psycopg import sql
 from everbeat.domain.schedule.model import DueSchedule
 from everbeat.store import schedules
 from everbeat.store.schedules import apply_declared, decide_ticks, list_due
-from everbeat.store.statement import Statement
+from everbeat.store.statement import Statement, compose
 from tests.store.conftest import StoreHarness
 from tests.store.plans import filled, pages_of, plan, plan_of_trees, scans_of, vacuum
 from tests.store.scheduling import STALE_MS, decision, due, put, sent, start_worker, version
@@ -134,6 +134,20 @@ def test_statements_about_one_schedule_read_a_bounded_number_of_pages(many: Load
         found = buffers(many, statement)
         print(statement.name, found)
         assert found <= most, statement.name
+
+
+def test_the_last_runs_of_many_schedules_are_found_by_their_keys(many: Loaded) -> None:
+    """100 of the schedules have 1,000 ticks each, and the others none. Ten of the 100 had no run: their ticks were skipped."""
+    statement = schedules.list_earlier_runs({f"user-{number}": many.due[0].now for number in range(500)})
+    connection = many.db.connection
+    with connection.transaction(force_rollback=True):
+        skip = "update {schema}.ticks set outcome = 'SKIPPED', task_id = null where schedule = any(%s)"
+        connection.execute(many.db.plain(skip), [[f"user-{number}" for number in range(10)]])
+        listed = connection.execute(compose(statement.name, many.db.target.schema), statement.parameters)
+        assert {row[0] for row in listed} == {f"user-{number}" for number in range(10, 100)}
+        found = buffers(many, statement)
+    print(found)
+    assert found <= 4_000
 
 
 def test_declarations_are_applied_without_reading_the_schedules_that_were_made_at_run_time(

@@ -108,7 +108,7 @@ def list_schedules(
 ) -> None:
     """List schedules by name: when they tick, their next tick, what happened to the latest tick, and how the last run ended.
 
-    LAST RUN is the state of the latest run that has ended, or of the latest run if it is one of the first two.
+    LAST RUN is the state of the latest run. While it has not ended, it is that of the run before, if that one has.
     """
     chosen: Any = None if in_state is None else in_state.upper()
     with named_as_options({"list_schedules.state": "--state"}):

@@ -101,7 +101,7 @@ def _quiet_line(tree: QuietTree, *, was_quiet: bool) -> str:
 def liveness(one: WorkerInfo | SupervisorInfo, tree: TreeState | None, *, ended: str | None) -> Text:
     """Return the state in one word: that of its `tree`, as the dashboard shows it. `ended` says how the worker or supervisor ended.
 
-    If `tree` is None, the operator chose the age of a beat after which the worker is stale.
+    `tree` is None if the operator chose the age of a beat after which the worker is stale.
     """
     if one.ended_at is not None:
         return Text("ended" if ended is None else f"ended ({ended})", style="dim")

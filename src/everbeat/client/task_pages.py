@@ -40,7 +40,7 @@ def examined_page(query: inspection.TaskQuery, *, limit: int) -> Plan[TaskPage]:
 def _page_of_failures(query: inspection.TaskQuery, *, limit: int, most: int) -> Plan[TaskPage]:
     """Return a plan that lists failed tasks. It examines the latest failures and, if these are not all failures, the newest tasks.
 
-    A task can be one of the latter only, if many tasks that were sent before it failed after it.
+    The newest tasks can contain further failures: many older tasks might have failed after them.
     """
     page = partial(TaskPage, unindexed=query.unindexed)
     found, is_complete = yield from ask(inspection.latest_failures(query, limit=limit, most=most))

@@ -118,8 +118,9 @@ def chart_content(visit: Visit, charts: Charts | None, *, path: str) -> dict[str
         for each in RANGES
     ]
     link = cache(partial(_link_at, visit, path, chosen.name, queue))
-    is_drawn = charts is not None and not charts.is_empty and not wants_json(visit.request)
-    panels = _panels(visit, chosen, charts, link) if is_drawn and charts is not None else []
+    panels = []
+    if charts is not None and not charts.is_empty and not wants_json(visit.request):
+        panels = _panels(visit, chosen, charts, link)
     return {
         "ranges": ranges,
         "chart_panels": panels,
