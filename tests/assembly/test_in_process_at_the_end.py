@@ -17,8 +17,6 @@ import pytest
 from everbeat import App, TaskState
 
 pytestmark = pytest.mark.usefixtures("migrated")
-
-
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 PROGRAM = """

@@ -26,8 +26,6 @@ from everbeat.store.database import Database
 from tests.variants import long_except
 
 pytestmark = pytest.mark.usefixtures("migrated")
-
-
 FAST = RecoveryConfig(
     runner_heartbeat_interval_ms=1_000,
     claimer_heartbeat_interval_ms=1_000,

@@ -16,8 +16,6 @@ from everbeat.worker.messages import AttemptEnded, WorkerMessage
 from everbeat.worker.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("migrated")
-
-
 SETTINGS = {"process_concurrency": 0}
 
 

@@ -17,8 +17,6 @@ from tests.store.conftest import StoreHarness
 from tests.store.test_batches import fill
 
 pytestmark = pytest.mark.usefixtures("migrated")
-
-
 __all__ = ["app"]
 
 OPEN, SEALED = UUID("018f0000-0000-7000-8000-000000000001"), UUID("018f9999-0000-7000-8000-000000000002")

@@ -25,8 +25,6 @@ from tests.store.scheduling import HOUR, decide, decision, due_one, make_due, pu
 from tests.variants import every_nth_quick
 
 pytestmark = pytest.mark.usefixtures("migrated")
-
-
 __all__ = ["app"]
 
 BERLIN = ["--cron", "30 2 * * *", "--timezone", "Europe/Berlin", "--since", "2026-03-28T00:00:00Z"]

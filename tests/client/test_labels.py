@@ -16,8 +16,6 @@ from tests.client.working import working
 from tests.store.conftest import StoreHarness
 
 pytestmark = pytest.mark.usefixtures("migrated")
-
-
 AGAIN = RetryPolicy(max_retries=1, intervals=["1s"], jitter=0, auto_retry_for=["UNHANDLED_EXCEPTION"])
 MANY = {f"key{n}": str(n) for n in range(16)}
 

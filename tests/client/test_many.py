@@ -12,8 +12,6 @@ from everbeat import App, Call, Handle, SyncTask
 from everbeat.errors import ConfigurationError, PayloadError, TaskNotFound, WaitTimeout
 
 pytestmark = pytest.mark.usefixtures("migrated")
-
-
 Work = SyncTask[[int], None]
 
 

@@ -12,8 +12,6 @@ from everbeat.client import sent_together
 from everbeat.errors import ConfigurationError, PayloadError
 
 pytestmark = pytest.mark.usefixtures("migrated")
-
-
 LIMIT = 1024 * 1024
 FITS = LIMIT - len('{"text":""}')
 

@@ -17,8 +17,6 @@ from everbeat.workflows import WorkflowCall, WorkflowState
 from tests.client.working import working
 
 pytestmark = pytest.mark.usefixtures("migrated")
-
-
 AGAIN = RetryPolicy(max_retries=3, intervals=["1s"], jitter=0, auto_retry_for=["UNHANDLED_EXCEPTION"])
 
 

@@ -14,8 +14,6 @@ from everbeat.workflows import WorkflowState, first
 from tests.client.working import working
 
 pytestmark = pytest.mark.usefixtures("migrated")
-
-
 SOON_S = "30s"
 
 

@@ -233,7 +233,10 @@ def test_the_pulse_opens_with_the_worst_news() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 ms"), (0.018, "18 ms"), (0.4, "0.4 s"), (0.0994, "99 ms"), (2.14, "2.1 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.7, "1 m"), (68, "1 m 8 s"), (7_500, "2 h 5 m")],
+    [
+        (0, "0 ms"), (0.018, "18 ms"), (0.0994, "99 ms"), (0.4, "0.4 s"), (2.14, "2.1 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.7, "1 m"),
+        (68, "1 m 8 s"), (7_500, "2 h 5 m"),
+    ],
 )  # fmt: skip
 def test_durations_are_brief(seconds: float, text: str) -> None:
     assert brief_duration(seconds) == text
