@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -23,7 +23,7 @@ from everbeat.runtime.http_server import (
     shown_address,
 )
 
-LARGE = "x" * 3_000_000
+LARGE = "x" * 10_000_000  # more than the buffers of a connection hold
 
 
 def fail() -> HttpAnswer:
@@ -41,7 +41,7 @@ ROUTES = {
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(http_server, "LONGEST_EXCHANGE_S", 1.0)
+    monkeypatch.setattr(http_server, "LONGEST_EXCHANGE_S", 60.0)  # longer than any client of the tests waits
     listening = listen("127.0.0.1:0", subject="--probe")
     server = HttpServer(listening, ROUTES, name="test")
     server.start()
@@ -104,19 +104,33 @@ def test_a_request_that_is_too_large_is_rejected(port: int) -> None:
         assert client.recv(1_000).startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_client_that_sends_slowly_is_dropped_and_delays_no_other_client(port: int) -> None:
-    with connected(port) as slow:
-        slow.sendall(b"GET /ok HT")
+SENDS_SLOWLY, READS_NOTHING = b"GET /ok HT", b"GET /large HTTP/1.1\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [SENDS_SLOWLY, READS_NOTHING])
+def test_a_slow_client_delays_no_other_client(port: int, sent: bytes) -> None:
+    with slow_client(port, sent):
         assert asked(port, "/ok")[0] == 200
+
+
+@contextmanager
+def slow_client(port: int, sent: bytes) -> Iterator[socket.socket]:
+    with connected(port) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        slow.sendall(sent)
+        yield slow
+
+
+def test_a_client_that_sends_slowly_is_dropped(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "LONGEST_EXCHANGE_S", 0.3)
+    with slow_client(port, SENDS_SLOWLY) as slow:
         assert slow.recv(1_000) == b"", "the server closes the connection in the end"
 
 
-def test_a_client_that_does_not_read_is_dropped_and_delays_no_other_client(port: int) -> None:
-    with connected(port) as lazy:
-        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-        lazy.sendall(b"GET /large HTTP/1.1\r\n\r\n")
-        assert asked(port, "/ok")[0] == 200
-        threading.Event().wait(1.2)  # longer than the server allows for the whole exchange
+def test_a_client_that_does_not_read_is_dropped(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "LONGEST_EXCHANGE_S", 0.3)
+    with slow_client(port, READS_NOTHING) as lazy, slow_client(port, SENDS_SLOWLY) as later:
+        assert later.recv(1_000) == b""  # its time ends after that of the client before it
         read = 0
         with suppress(ConnectionResetError):
             while part := lazy.recv(65_536):
