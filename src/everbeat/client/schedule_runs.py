@@ -10,7 +10,7 @@ from everbeat.store.schedules import list_earlier_runs
 
 
 def last_runs(schedules: Sequence[ScheduleInfo]) -> Plan[Mapping[str, TickInfo]]:
-    """Return the tick of the last run of each schedule: the latest run or, while it has not ended, the one before if that one has."""
+    """Return the tick of the last run of each schedule. While the latest run has not ended, it is the one before, if that one has."""
     latest = {each.name: each.last_tick for each in schedules if each.last_tick is not None}
     found = {name: tick for name, tick in latest.items() if tick.state is not None}
     asked = {
