@@ -113,7 +113,7 @@ def test_skip_sends_only_ticks_that_are_at_most_a_minute_late(late: timedelta, e
     decision = decided(replace(HOURLY, missed="skip"), now=NOON + late)
     assert outcomes(decision) == [("12", expected)]
     if expected == "LATE":
-        assert decision.ticks[0].detail == "decided 61s after it was due"
+        assert decision.ticks[0].detail == "decided 1 m 1 s after it was due"
 
 
 @pytest.mark.parametrize("missed", ["latest", "all", "skip"])

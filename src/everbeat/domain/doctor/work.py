@@ -38,7 +38,7 @@ from everbeat.domain.inspection import Pause
 from everbeat.domain.recovery.decision import UNRESPONSIVE_S, is_mass
 from everbeat.errors import TaskError
 from everbeat.errors.tasks import shown_code
-from everbeat.errors.wording import amount, some, storable
+from everbeat.errors.wording import amount, brief_duration, some, storable
 
 _LATE_HOURS: Final = 3.0
 SWEEPS_MISSED: Final = 2
@@ -309,13 +309,13 @@ def judge_failures(found: Sequence[RecentFailures]) -> Check:
     since_s = max(each.since_s for each in found)
     kinds = [
         f"{each.name}: {shown_code(TaskError(each.code or '?', type=each.type))} {amount(each.count, 'time')},"
-        f" first {_ago(each.since_s)}"
+        f" first {brief_duration(each.since_s)} ago"
         for each in found[:_MOST_NAMED]
     ]
     if (others := len(found) - _MOST_NAMED) > 0:
         kinds.append(f"and {counted(others, 'more kind')}")
     a_second = total / max(since_s, 1.0)
-    rate = f"{a_second:{',.0f' if a_second >= 10 else '.2g'}} a second since the first, {_ago(since_s)}"
+    rate = f"{a_second:{',.0f' if a_second >= 10 else '.2g'}} a second since the first, {brief_duration(since_s)} ago"
     if total >= MOST_FAILURES:
         head, rate = f"{total:,} or more tasks", f"of the newest {total:,}: {rate}"
     else:
@@ -337,10 +337,6 @@ def judge_handlers(found: Sequence[UUID]) -> Check:
     text = f"the failure handlers of {counted(len(found), 'task')} that failed in the last hour were not sent: {some([*map(str, found)])}"
     fix = "the stored policies of these tasks are unusable, as after a change by hand; see the reasons in PostgreSQL's log."
     return CheckCode.HANDLERS.warn(text, fix)
-
-
-def _ago(seconds: float) -> str:
-    return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"
 
 
 _LONGEST_TEXT: Final = 500

@@ -24,8 +24,7 @@ from everbeat.domain.schedule.model import (
     TickReason,
 )
 from everbeat.domain.schedule.timing import latest_ticks, ticks_after
-from everbeat.domain.settings.units import spelled_duration
-from everbeat.errors.wording import amount
+from everbeat.errors.wording import amount, brief_duration
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -175,7 +174,7 @@ class _Pass:
     def _decided(self, tick: datetime, sendable: Sequence[datetime]) -> DecidedTick:
         due = due_at(self._rule, self._due.name, tick)
         if (reason := self._too_late(tick)) is not None or tick < sendable[0]:
-            late = spelled_duration((self._due.now - due) // timedelta(seconds=1))
+            late = brief_duration((self._due.now - due).total_seconds())
             detail = f"decided {late} after it was due" if reason == "LATE" else None
             reason = reason or _NOT_SENT[self._rule.missed]
             return DecidedTick(at=tick, outcome="MISSED", reason=reason, detail=detail, due_at=due)
