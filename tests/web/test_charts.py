@@ -24,6 +24,7 @@ from everbeat.web.chart_drawing import (
     nice_seconds,
     summary_of,
 )
+from everbeat.web.database_clock import PageClock
 from everbeat.web.kept_charts import KeptCharts
 from everbeat.web.queue_rates import rates_of
 from everbeat.web.strip_drawing import sparkline
@@ -50,6 +51,16 @@ def busy(workers: Workers) -> Workers:
     for text in (HISTORY, SAMPLES):
         workers.db.connection.execute(workers.db.plain(text))
     return workers
+
+
+@pytest.fixture
+def in_one_minute(busy: Workers, monkeypatch: pytest.MonkeyPatch) -> Workers:
+    """Return them with pages for which the minute of the fixture never ends."""
+    newest = busy.db.plain("select max(at) + interval '90 seconds' from {schema}.rates")
+    row = busy.db.connection.execute(newest).fetchone()
+    assert row is not None
+    monkeypatch.setattr(PageClock, "now", lambda _: row[0])
+    return busy
 
 
 def charts(points: list[ChartPoint], marks: tuple[ChartMark, ...] = ()) -> Charts:
@@ -173,7 +184,7 @@ def test_a_short_line_is_not_drawn() -> None:
 
 
 async def test_pulse_has_the_charts_as_drawings_as_tables_and_as_records(
-    busy: Workers, new_visitor: NewVisitor
+    in_one_minute: Workers, new_visitor: NewVisitor
 ) -> None:
     visitor = new_visitor("see")
     found = (await visitor.json("/pulse"))["charts"]
@@ -192,9 +203,9 @@ async def test_pulse_has_the_charts_as_drawings_as_tables_and_as_records(
 
 
 async def test_one_queue_has_its_own_charts_and_the_list_has_a_line_for_each(
-    busy: Workers, new_visitor: NewVisitor
+    in_one_minute: Workers, new_visitor: NewVisitor
 ) -> None:
-    busy.send(queue="mail")
+    in_one_minute.send(queue="mail")
     visitor = new_visitor("see")
     found = (await visitor.json("/queues", queue="mail"))["charts"]
     assert found["queue"] == "mail"
