@@ -119,3 +119,19 @@ async def test_a_death_certificate_shows_the_last_progress_in_words(
     await new_visitor("admin").act("/workers/s1/release")
     page = (await new_visitor("read").get("/recoveries")).text
     assert "<dt>Last progress</dt><dd>pages 8% page 34</dd>" in page
+
+
+async def test_an_incident_that_is_not_listed_is_named_with_the_way_to_see_an_earlier_one(
+    db: StoreHarness, new_visitor: NewVisitor
+) -> None:
+    db.running("w1")
+    (lease,) = db.leases()
+    db.recover(lease, "retry", noticed_by="session")
+    reader = new_visitor("read")
+    assert (await reader.json("/recoveries", incident="gone"))["incident"] is None
+    page = (await reader.get("/recoveries", incident="gone")).text
+    assert "Incident &#39;gone&#39; is not one of the last 24 hours." in page
+    refused = await reader.get("/recoveries/export", incident="gone")
+    assert (refused.status_code, "add at= with a moment" in refused.text) == (404, True)
+    by_worker = await reader.json("/recoveries/export", incident="w1", **{"as": "json"})
+    assert by_worker["recovered"] == 1

@@ -10,6 +10,7 @@ from everbeat.domain.inspection import RecoveryInfo, SupervisorInfo
 from everbeat.domain.past import PastRuns, PastSetting, as_known_at, has_expired, with_runs
 from everbeat.domain.pulse.incidents import Incident, incidents_of
 from everbeat.domain.pulse.memory import DEAD_SHOWN_S, WINDOW_S, PulseMemory
+from everbeat.domain.pulse.wording import names_in_incidents
 from everbeat.store import inspection, past
 from everbeat.store.plan import Plan, ask
 
@@ -83,5 +84,4 @@ def _ended_within(tree: SupervisorInfo, after: datetime, until: datetime) -> boo
 def _incidents(
     found: list[RecoveryInfo], departed: list[SupervisorInfo], trees: list[SupervisorInfo]
 ) -> list[Incident]:
-    names = {each.supervisor_id: each.slot for each in trees if each.slot is not None}
-    return incidents_of(found, departed, names=names)
+    return incidents_of(found, departed, names=names_in_incidents(trees))

@@ -15,6 +15,7 @@ from everbeat.domain.pulse.actions import ActionMemory
 from everbeat.domain.pulse.incidents import Incident, incidents_of
 from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import DEAD_SHOWN_S, WINDOW_S, PulseMemory
+from everbeat.domain.pulse.wording import names_in_incidents
 from everbeat.domain.recovery.liveness import FAREWELL
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import Clock
@@ -206,8 +207,9 @@ class IncidentWatch:
             if each.ended_at is not None and (now is None or now - each.ended_at < SINCE)
         ]
         self._died = [each.ended_at for each in departed if each.ended_at and each.ended_how != FAREWELL]
-        names = {each.supervisor_id: each.slot for each in supervisors if each.slot is not None}
-        self._found = incidents_of(recoveries, departed, names=names, most=self._most)
+        self._found = incidents_of(
+            recoveries, departed, names=names_in_incidents(supervisors), most=self._most
+        )
         self._read_at, self._read_of = self._clock.monotonic(), state
 
     def _state(self) -> object:

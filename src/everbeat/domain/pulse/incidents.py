@@ -61,7 +61,7 @@ class RecoveryCourse(Struct, frozen=True, kw_only=True):
 
 
 class Incident(Struct, frozen=True, kw_only=True):
-    """One incident. `names` are the hosts of its trees, `parties` the ids of its supervisors and workers.
+    """One incident. `names` and `hosts` are those of its trees, `parties` the ids of its supervisors and workers.
 
     `at` is the first last sign of life, `noticed_at` when the death was noticed first, and `noticed_after_ms` how long that took, at worst.
     `is_cut`: it can have older recoveries that were not read.
@@ -74,10 +74,22 @@ class Incident(Struct, frozen=True, kw_only=True):
     noticed_by: str
     noticed_after_ms: int | None
     names: tuple[str, ...]
+    hosts: tuple[str, ...]
     parties: tuple[str, ...]
     cause: str
     reruns: tuple[RecoveryCourse, ...] = ()
     is_cut: bool = False
+
+    @property
+    def happened_at(self) -> datetime:
+        """Return the moment at which a reader looks for the incident: that of a release, or the last sign of life of the dead."""
+        return self.noticed_at if self.kind is IncidentKind.RELEASE else self.at
+
+    @property
+    def beat_at(self) -> datetime | None:
+        """Return the earliest moment from which the age of a lease counted: the last heartbeat of its tree, or a later claim or start."""
+        beats = (each.recovery.last_beat_at for each in self.reruns if each.recovery.last_beat_at is not None)
+        return min(beats, default=None)
 
     @property
     def tasks(self) -> int:
@@ -258,10 +270,16 @@ def _incident(
         noticed_by=first.recovery.noticed_by,
         noticed_after_ms=max(after, default=None),
         names=tuple(dict.fromkeys(names)),
-        parties=tuple(dict.fromkeys([party, *(each.worker_id for each in group)])),
+        hosts=tuple(dict.fromkeys(each.hostname or host_of(each.worker_id) for each in group)),
+        parties=tuple(dict.fromkeys([*_supervisor(kind, party), *(each.worker_id for each in group)])),
         cause=first.recovery.cause,
         reruns=tuple(reruns),
     )
+
+
+def _supervisor(kind: IncidentKind, party: str) -> tuple[str, ...]:
+    """Return the supervisor that died. The other kinds concern workers, and their incident can have an id of its own."""
+    return (party,) if kind is IncidentKind.TREE else ()
 
 
 def _died(tree: SupervisorInfo) -> bool:
@@ -281,6 +299,7 @@ def _empty(tree: SupervisorInfo, named: Mapping[str, str]) -> Incident:
         # The session's end is not recorded if nothing was recovered, so the notice cannot be measured.
         noticed_after_ms=round((ended_at - silent_at).total_seconds() * 1_000) if by == "age" else None,
         names=(named.get(tree.supervisor_id, tree.hostname),),
+        hosts=(tree.hostname,),
         parties=(tree.supervisor_id,),
         cause="it held no task",
     )
@@ -316,6 +335,7 @@ def _mass(trees: Sequence[Incident]) -> Incident:
         noticed_by=trees[0].noticed_by,
         noticed_after_ms=max(after, default=None),
         names=tuple(dict.fromkeys(name for tree in trees for name in tree.names)),
+        hosts=tuple(dict.fromkeys(host for tree in trees for host in tree.hosts)),
         parties=tuple(party for tree in trees for party in tree.parties),
         cause=trees[0].cause,
         reruns=tuple(rerun for tree in trees for rerun in tree.reruns),

@@ -141,9 +141,9 @@ def title_of(incident: Incident) -> str:
     match incident.kind:
         case IncidentKind.MASS:
             return (
-                f"{amount(len(incident.names), 'host')} fell silent together"
-                if len(incident.names) > 1
-                else f"Trees of {name} died together"
+                f"{amount(len(incident.hosts), 'host')} fell silent together"
+                if len(incident.hosts) > 1
+                else f"Trees of {incident.hosts[0]} died together"
             )
         case IncidentKind.PROCESS:
             return f"A process of {name} died"
@@ -211,7 +211,7 @@ def _of_silent(found: Sequence[TreeTrace], *, names: dict[str, str], rest: str) 
 
 def _of_recent(recent: Sequence[Incident], live: Sequence[TreeTrace], *, at: datetime) -> Said:
     last = recent[0]
-    since = brief_duration((at - last.at).total_seconds())
+    since = brief_duration((at - last.happened_at).total_seconds())
     lead = f"{title_of(last)} {since} ago"
     if last.waiting:
         lead += f"; {last.waiting} of its {amount(last.tasks, 'task')} still {'waits' if last.waiting == 1 else 'wait'} to run again."
@@ -252,7 +252,7 @@ def _others_beat(
     recent = [each for each in incidents if at - each.noticed_at < RECENT]
     told = ""
     if recent:
-        since = brief_duration((at - recent[0].at).total_seconds())
+        since = brief_duration((at - recent[0].happened_at).total_seconds())
         told = f"{title_of(recent[0])} {since} ago; {outcome_of(recent[0])}. "
     states = Counter(trace.judgement.state for trace in live)
     if states[TreeState.BEATS] == len(live) - len(found):

@@ -18,6 +18,8 @@ from everbeat.errors.wording import amount
 
 AROUND: Final = timedelta(minutes=10)
 """How long before and after the last sign of life the numbers of an incident reach."""
+RENEWAL: Final = ("the last heartbeat, claim or start", "from which the age of a lease counts")
+"""What a lease is renewed by, and what that means."""
 
 
 class TimelineEntry(Struct, frozen=True):
@@ -41,9 +43,8 @@ def timeline_of(incident: Incident, names: Mapping[str, str]) -> list[TimelineEn
         TimelineEntry(incident.at, "last sign of life"),
         TimelineEntry(incident.noticed_at, f"{title_of(incident)}: noticed {notice_of(incident)}"),
     ]
-    beats = [each.recovery.last_beat_at for each in incident.reruns if each.recovery.last_beat_at is not None]
-    if beats and min(beats) < incident.at:
-        found.append(TimelineEntry(min(beats), "last heartbeat of the tree that vouched for its leases"))
+    if incident.beat_at is not None and incident.beat_at < incident.at:
+        found.append(TimelineEntry(incident.beat_at, ", ".join(RENEWAL)))
     if incident.reruns:
         decided = [each.decided_at for each in incident.reruns]
         first, last = min(decided), max(decided)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from everbeat.domain.inspection import SupervisorInfo
 from everbeat.domain.pulse.sample import SampledTree
 
 
@@ -17,6 +18,30 @@ def names_of(trees: Iterable[SampledTree]) -> dict[str, str]:
         name = tree.slot or tree.hostname
         named[tree.id] = name if shared[name] == 1 else f"{name} {tree.pid}"
     return named
+
+
+def names_in_incidents(trees: Iterable[SupervisorInfo]) -> dict[str, str]:
+    """Return a name for each tree by its id, as `names_of` does for the trees that the pulse shows.
+
+    The pid is added only if another tree with this name lived at the same time: a host whose only tree died is named by the host.
+    """
+    by_name: dict[str, list[SupervisorInfo]] = {}
+    for tree in trees:
+        by_name.setdefault(tree.slot or tree.hostname, []).append(tree)
+    return {
+        tree.supervisor_id: f"{name} {tree.pid}" if any(_met(tree, other) for other in same) else name
+        for name, same in by_name.items()
+        for tree in same
+    }
+
+
+def _met(tree: SupervisorInfo, other: SupervisorInfo) -> bool:
+    """Return whether another tree lived at the same time. A successor starts after the last heartbeat of the dead."""
+    return (
+        other.supervisor_id != tree.supervisor_id
+        and (tree.ended_at is None or other.started_at < tree.last_heartbeat_at)
+        and (other.ended_at is None or tree.started_at < other.last_heartbeat_at)
+    )
 
 
 def host_of(party_id: str) -> str:

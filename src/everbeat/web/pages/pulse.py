@@ -270,7 +270,7 @@ def ticker_row(incident: Incident, picture: PulsePicture, names: Mapping[str, st
     again = incident.again_after_s
     told = f"noticed {notice_of(incident)}"
     if again:
-        told += f", running again after {brief_duration(again[-1])}"
+        told += f", running again within {brief_duration(again[-1])}"
     elif incident.waiting:
         told += f", {incident.waiting} waiting to run again"
     if incident.kind is IncidentKind.PROCESS:
@@ -285,8 +285,8 @@ def ticker_row(incident: Incident, picture: PulsePicture, names: Mapping[str, st
         "told": told,
         "rescue": rescue_of(incident, names),
         "outcome": outcome_of(incident),
-        "at": incident.at,
-        "ago": brief_duration((picture.at - incident.at).total_seconds()),
+        "at": incident.happened_at,
+        "ago": brief_duration((picture.at - incident.happened_at).total_seconds()),
     }
 
 

@@ -21,7 +21,7 @@ from everbeat.domain.inspection import RecoveryInfo
 from everbeat.domain.pulse.incident_report import incident_document, incident_markdown, incident_summary
 from everbeat.domain.pulse.incidents import Incident, RecoveryCourse, certificate_of, totals_of
 from everbeat.domain.pulse.sentences import notice_of, recoveries_say, rescue_of, title_of
-from everbeat.domain.pulse.timeline import AROUND, IncidentContext
+from everbeat.domain.pulse.timeline import AROUND, RENEWAL, IncidentContext
 from everbeat.domain.recovery.decision import counted_from
 from everbeat.errors.wording import amount, brief_duration, spoken_way, visible_json
 from everbeat.web import rendering, wording
@@ -101,13 +101,9 @@ async def export(visit: Visit) -> PageResult:
     latest = picture.incidents[0].id if picture.incidents else "ID"
     wanted = visit.query.parameter("incident", example=visit.link("/recoveries/export", incident=latest))
     incident = _chosen(visit, picture)
-    if incident is None or wanted != incident.id:
-        raise RequestRefused(
-            404,
-            "NO_SUCH_INCIDENT",
-            "There is no such incident in the last 24 hours.",
-            fix="choose one of the list.",
-        )
+    if incident is None:
+        fix = "choose one of the list; for one of an earlier day, add at= with a moment within 24 hours after it."
+        raise RequestRefused(404, "NO_SUCH_INCIDENT", _missing(visit, wanted), fix=fix)
     shown, names = _shown(visit, incident), trees_of_workers(picture)
     context = await _context(visit, incident)
     name = "".join(
@@ -182,6 +178,9 @@ def _content(visit: Visit, picture: PulsePicture) -> dict[str, Any]:
         "listed": [ticker_row(each, picture, trees) for each in picture.incidents[:_MOST_LISTED]],
         "not_listed": max(0, len(picture.incidents) - _MOST_LISTED),
         "incident": incident,
+        "missing": _missing(visit, wanted)
+        if incident is None and (wanted := visit.query.get("incident"))
+        else "",
         "before_at": [] if incident is None else _moments(incident, picture.at),
         "problem": picture.problem,
     }
@@ -195,6 +194,12 @@ def _chosen(visit: Visit, picture: PulsePicture) -> Incident | None:
         if wanted is None or wanted == incident.id or wanted in incident.parties:
             return incident
     return None
+
+
+def _missing(visit: Visit, wanted: str) -> str:
+    """Return that an incident is not among those that were read."""
+    when = "of the last 24 hours" if visit.at is None else f"of the 24 hours before {written(visit.at)}"
+    return f"Incident {wanted[:100]!r} is not one {when}."
 
 
 def _one(visit: Visit, incident: Incident, picture: PulsePicture, trees: dict[str, str]) -> dict[str, Any]:
@@ -261,9 +266,9 @@ def _lane_words(rerun: RecoveryCourse, trees: dict[str, str]) -> tuple[str, str,
 def _steps(incident: Incident) -> Iterator[Step]:
     """Yield the steps from the last heartbeat until the tasks ran again."""
     first = min(incident.reruns, key=lambda rerun: rerun.noticed_at, default=None)
-    beat = None if first is None else first.recovery.last_beat_at
-    if beat is not None and beat <= incident.at:
-        yield Step("live", "s-live", "The last heartbeat", "of the tree that vouched for the leases", beat)
+    if incident.beat_at is not None and incident.beat_at <= incident.at:
+        what, meaning = RENEWAL
+        yield Step("live", "s-live", what.capitalize(), meaning, incident.beat_at)
     if incident.noticed_by == "session" and incident.noticed_after_ms is None:
         yield Step(
             "live", "s-live", "The last heartbeat", "the end of its session is not stored", incident.at
