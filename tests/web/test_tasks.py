@@ -252,3 +252,52 @@ def test_ticked_rows_are_moved_in_a_browser(browser: BrowserThread, full: Instal
             seen.check()
 
     browser.run(check())
+
+
+async def test_a_misspelled_filter_does_not_select_more_tasks(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:
+    workers.fail()
+    visitor = new_visitor("operate")
+    refused = await visitor.post("/tasks/all/retry/count", state="FAILED", nam="charge")
+    assert refused.status_code == 400
+    assert "&#39;nam&#39; is not a filter, so nothing was changed." in refused.text
+    assert "did you mean &#39;name&#39;?" in refused.text
+    counted = await visitor.post("/tasks/all/retry/count", state="FAILED")
+    digest = field(counted.text, "digest")
+    refused = await visitor.post("/tasks/all/retry", state="FAILED", digest=digest, nam="charge")
+    assert refused.status_code == 400
+
+
+async def test_a_count_names_the_user_and_the_dashboard(workers: Workers, new_visitor: NewVisitor) -> None:
+    workers.fail()
+    visitor = new_visitor("operate")
+    headers = {**visitor.headers, "accept": "application/json"}
+    answer = await visitor.client.post(
+        "/tasks/all/retry/count", data={"state": "FAILED"}, headers=headers | SAME_ORIGIN
+    )
+    action = answer.json()["action"]
+    assert (action["requested_by"], action["origin"]) == ("operate-user", "web")
+
+
+@pytest.mark.parametrize(
+    ("path", "known"), [("/tasks", "failed"), ("/tasks", "RETRYING"), ("/workflows", "running")]
+)
+async def test_states_are_read_in_any_case_and_an_unknown_one_is_named(
+    workers: Workers, new_visitor: NewVisitor, path: str, known: str
+) -> None:
+    visitor = new_visitor("read")
+    assert (await visitor.get(path, state=known)).status_code == 200
+    refused = await visitor.get(path, state="broken")
+    assert (refused.status_code, "There is no state &#39;broken&#39;." in refused.text) == (400, True)
+
+
+async def test_the_address_of_something_that_is_no_id_names_it(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:
+    for what in ("task", "workflow"):
+        answer = await new_visitor("read").get(f"/{what}s/01a2")
+        assert (answer.status_code, f"&#39;01a2&#39; is not the id of a {what}." in answer.text) == (
+            404,
+            True,
+        )

@@ -212,11 +212,9 @@ class Web:
         return await self._clicks.once(visit.user.name, form, partial(self._answered, route, visit))
 
     async def _answered(self, route: Route, visit: Visit) -> PageResult:
+        operator = Operator(visit.user.name[:200], "web")
         if route.changes:
-            with (
-                self.access.acting_as(Operator(visit.user.name[:200], "web")),
-                self.access.patience(PATIENCE_S * 5),
-            ):
+            with self.access.acting_as(operator), self.access.patience(PATIENCE_S * 5):
                 return await route.serve(visit)
         try:
             reading = await self.reading()
@@ -229,7 +227,7 @@ class Web:
             return rendering.away_page(self._problem(visit, problem))
         if route.has_past:
             visit.at = moment_of(visit.query.get("at"), now=visit.now)
-        with self.access.reading_from(reading):
+        with self.access.acting_as(operator), self.access.reading_from(reading):
             if route.method == "GET" and not wants_json(visit.request):
                 visit.mark = await mark_of(visit)
             return await route.serve(visit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -15,12 +15,14 @@ from everbeat.domain.filters import TaskFilters
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import When, to_seconds
 from everbeat.domain.task.states import TaskState, VirtualState
+from everbeat.errors.wording import nearest
 from everbeat.web.refusals import RequestRefused
 from everbeat.web.requests import FormFields
 
 _PLAIN: Final = ("name", "queue", "key", "workflow", "parent", "batch", "worker", "error")
 _TIMES: Final = ("since", "until")
 STATES: Final = (*(str(each) for each in TaskState), *(str(each) for each in VirtualState))
+_STATE_OF: Final = {each.lower(): each for each in STATES}
 LABELS: Final[Mapping[str, str]] = {
     "state": "state",
     "name": "name",
@@ -41,6 +43,7 @@ MOST_EXAMINED: Final = 5_000
 """How many tasks, workflows or failures a page examines. Most filters have no index, and a page must come soon. It offers to continue."""
 _MOST_ON_PAGE: Final = 500
 _PER_PAGE: Final = 50
+_LONGEST_SHOWN: Final = 100
 _LONGEST_NUMBER: Final = 10
 """Python refuses to read a number of thousands of digits."""
 
@@ -54,6 +57,8 @@ class ListFilters(Struct, frozen=True):
     def read(cls, form: FormFields) -> ListFilters:
         """Return the filters that the form contains."""
         found = {name: tuple(form.all(name)) for name in LABELS if form.all(name)}
+        if "state" in found:
+            found["state"] = tuple(_STATE_OF.get(each.lower(), each) for each in found["state"])
         return cls(found)
 
     @property
@@ -166,11 +171,35 @@ def page_size(form: FormFields) -> int:
     return int(text)
 
 
+def to_state(text: str, states: Iterable[str]) -> str:
+    """Return the state that a text names in any case. Raises RequestRefused if it is not one of these states."""
+    by_lowered = {each.lower(): each for each in states}
+    if text.lower() not in by_lowered:
+        message = f"There is no state {text[:_LONGEST_SHOWN]!r}."
+        raise RequestRefused(
+            400, "UNKNOWN_CHOICE", message, fix=f"use one of {', '.join(by_lowered.values())}."
+        )
+    return by_lowered[text.lower()]
+
+
+def require_filters(form: FormFields, *, others: Collection[str]) -> None:
+    """Raise RequestRefused if a field is neither a filter nor one of `others`. Without it, the action would change more tasks."""
+    for name in form.names():
+        if name not in LABELS and name not in others:
+            guess = nearest(name, [*LABELS, *others])
+            fix = f"did you mean {guess!r}?" if guess else f"use {', '.join(LABELS)}."
+            message = f"{name[:_LONGEST_SHOWN]!r} is not a filter, so nothing was changed."
+            raise RequestRefused(400, "UNKNOWN_FIELD", message, fix=fix)
+
+
 def to_uuid(text: str, *, what: str) -> UUID:
     """Return an id. Raises RequestRefused if the text is none, as for a page that does not exist."""
     try:
         return UUID(text)
     except ValueError:
         raise RequestRefused(
-            404, "NOT_FOUND", f"There is no {what} with this id.", fix="search by its beginning: /"
+            404,
+            "NOT_FOUND",
+            f"{text[:_LONGEST_SHOWN]!r} is not the id of a {what}.",
+            fix="write the whole id; the search finds it by its beginning.",
         ) from None

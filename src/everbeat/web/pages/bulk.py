@@ -9,7 +9,7 @@ from everbeat.client.bulk_methods import BulkAction
 from everbeat.domain.bulk_actions import SKIPPED, BulkVerb
 from everbeat.errors import DatabaseError, EverbeatError
 from everbeat.errors.wording import amount, some
-from everbeat.web.filters import ListFilters, to_uuid
+from everbeat.web.filters import ListFilters, require_filters, to_uuid
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.refusals import RequestRefused
 
@@ -22,10 +22,14 @@ PAST: Final[Mapping[BulkVerb, str]] = {
     BulkVerb.DELETE: "Deleted",
 }
 _MOST_TICKED: Final = 500
+_COUNTED_BY: Final = ("to",)
+"""The field besides the filters. The form on the list has it for all actions."""
+_CONFIRMED_BY: Final = (*_COUNTED_BY, "digest", "reason")
 
 
 async def count_all(visit: Visit, verb: BulkVerb) -> PageResult:
     """Count the tasks that an action would change, and ask whether to change them. Nothing is changed."""
+    require_filters(visit.form, others=_COUNTED_BY)
     filters = ListFilters.read(visit.form).fixed(visit.now)
     _require_searchable(visit, filters)
     parameters = _parameters(visit, verb)
@@ -40,6 +44,7 @@ async def count_all(visit: Visit, verb: BulkVerb) -> PageResult:
 
 async def act_on_all(visit: Visit, verb: BulkVerb) -> PageResult:
     """Request the action that was counted. Its filters and parameters must be those that were shown."""
+    require_filters(visit.form, others=_CONFIRMED_BY)
     filters = ListFilters.read(visit.form)
     _require_searchable(visit, filters)
     parameters = _parameters(visit, verb)

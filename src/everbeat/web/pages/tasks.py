@@ -18,7 +18,7 @@ from everbeat.domain.task.gathering import awaited
 from everbeat.domain.task.questions import is_answer
 from everbeat.domain.task.states import OVERDUE_MS, TaskState, VirtualState
 from everbeat.errors.wording import amount
-from everbeat.web.filters import LABELS, MOST_EXAMINED, STATES, ListFilters, page_size
+from everbeat.web.filters import LABELS, MOST_EXAMINED, STATES, ListFilters, page_size, to_state
 from everbeat.web.page import Page, PageResult, Visit
 from everbeat.web.refusals import RequestRefused
 from everbeat.web.rights import Role
@@ -110,11 +110,8 @@ async def search(visit: Visit) -> PageResult:
 
 async def _listed(visit: Visit, filters: ListFilters) -> Page:
     form = visit.query if visit.request.method == "GET" else visit.form
-    unknown = [each for each in filters.states if each not in STATES]
-    if unknown:
-        raise RequestRefused(
-            400, "UNKNOWN_CHOICE", "There is no such state.", fix=f"use one of {', '.join(STATES)}."
-        )
+    for state in filters.states:
+        to_state(state, STATES)
     if visit.request.method == "GET" and "arguments_contain" in filters.values:
         raise RequestRefused(
             400, "PAYLOAD_IN_ADDRESS", "The text in arguments must not be in an address.", fix="use the form."

@@ -18,12 +18,11 @@ from everbeat.domain.drawing.picture import picture, tally
 from everbeat.domain.explain.reasons import WorkflowExplanation
 from everbeat.domain.workflow.states import NodeInfo, WorkflowInfo, WorkflowPage, WorkflowState
 from everbeat.errors.wording import amount
-from everbeat.web.filters import MOST_EXAMINED, ListFilters, page_size, to_uuid
+from everbeat.web.filters import MOST_EXAMINED, ListFilters, page_size, to_state, to_uuid
 from everbeat.web.hiding import blanked, concealed
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.pages.inbox import place_of
 from everbeat.web.reasons import lead_of, shown_reasons
-from everbeat.web.refusals import RequestRefused
 from everbeat.web.waterfall import answers_of, waterfall_of
 
 _MOST_LANES: Final = 60
@@ -37,9 +36,8 @@ _GIVEN: Final = ("name", "key", "parent", "label", "since", "until")
 async def show(visit: Visit) -> PageResult:
     """Return the latest workflows that match the parameters of the address."""
     limit, state, before = page_size(visit.query), visit.query.get("state"), visit.query.get("before")
-    if state is not None and state not in set(WorkflowState):
-        fix = f"use one of {', '.join(WorkflowState)}."
-        raise RequestRefused(400, "UNKNOWN_CHOICE", "There is no such state of a workflow.", fix=fix)
+    if state is not None:
+        state = to_state(state, WorkflowState)
     given = ListFilters.read(visit.query).task_filters()
     filters: Any = {
         name: given.get(name)
