@@ -101,11 +101,30 @@ def test_a_pause_accepts_names_of_the_app_of_tasks_and_of_workers(
     )  # fmt: skip
     db.run(workers.register_worker(row))
     db.send("sent", queue="seen")
-    for name in ("registered", "render", "sent"):
+    db.connection.execute(
+        db.plain(
+            "insert into {schema}.rates (seconds, at, queue, name, supervisor, completed)"
+            " values (60, date_trunc('minute', now()), 'ran', 'done', 's1', 1)"
+        )
+    )
+    for name in ("registered", "render", "sent", "done"):
         assert declared.pause_task(name).name == name
-    for name in ("mail", "default", "films", "seen"):
+    for name in ("mail", "default", "films", "seen", "ran"):
         assert declared.pause_queue(name).name == name
     declared.close()
+
+
+def test_the_queue_of_a_task_function_is_listed_and_can_be_paused_while_it_is_empty(
+    database_url: str, schema: str, db: StoreHarness
+) -> None:
+    app = App(database_url, schema=schema)
+
+    @app.task(queue="drained")
+    def ship() -> None: ...
+
+    assert [each.name for each in app.queues()] == ["drained"]
+    assert app.pause_queue("drained").name == "drained"
+    app.close()
 
 
 @pytest.mark.parametrize("kind", ["task", "queue"])

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from everbeat import App, Limit
+from everbeat.domain.series import OTHER_NAME
 from everbeat.embedded.server import EmbeddedServer
 from everbeat.errors import DatabaseReadOnly
 from everbeat.store import reading, tasks
@@ -84,6 +85,7 @@ async def test_the_queue_whose_oldest_task_waits_longest_is_in_the_heading(
     )
     document = await visitor.json("/queues")
     assert {each["name"]: (each["pending"], each["scheduled"]) for each in document["queues"]} == {
+        "default": (0, 0),  # the app has a task function in it
         "films": (1, 0),
         "mail": (0, 1),
     }
@@ -106,8 +108,25 @@ async def test_a_served_queue_that_never_had_a_task_is_listed_and_can_be_paused(
     workers.db.connection.execute(
         workers.db.plain("update {schema}.workers set ended_at = now(), ended_how = 'left'")
     )
-    assert [each["name"] for each in (await visitor.json("/queues"))["queues"]] == ["idle"]  # it is paused
-    assert [each.name for each in await app.aqueues()] == ["idle"]
+    listed = [each["name"] for each in (await visitor.json("/queues"))["queues"]]
+    assert "idle" in listed  # it is paused
+    assert [each.name for each in await app.aqueues()] == listed
+
+
+async def test_a_queue_that_is_empty_but_ran_tasks_a_moment_ago_is_listed_and_can_be_paused(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:
+    insert = (
+        "insert into {schema}.rates (seconds, at, queue, name, supervisor, started, completed)"
+        " values (60, date_trunc('minute', now()), %s, 'done', 's1', 3, 3)"
+    )
+    for queue in ("drained", OTHER_NAME):
+        workers.db.connection.execute(workers.db.plain(insert), [queue])
+    visitor = new_visitor("operate")
+    found = await visitor.json("/queues")
+    listed = {each["name"]: each["pending"] for each in found["queues"]}
+    assert (listed["drained"], OTHER_NAME in listed) == (0, False)
+    assert "drained is paused" in await visitor.act("/queues/pause", name="drained")
 
 
 async def test_a_queue_is_paused_with_a_reason_and_resumed(

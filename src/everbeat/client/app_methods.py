@@ -422,7 +422,8 @@ class OperatorMethods(DatabaseMethods):
         return self._paused(kind, name, reason)
 
     def _paused(self, kind: PauseKind, name: str, reason: str | None) -> Plan[Pause]:
-        known: Collection[str] = self._registry if kind == "task" else {"default", *self._queue_priorities}
+        queues = {"default", *self._queue_priorities, *self._registry.queues}
+        known: Collection[str] = self._registry if kind == "task" else queues
         if name not in known:
             known = {*known, *(yield from ask(tasks.known_names(kind)))}
             if name not in known:

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from everbeat.client.failures import FailureMethods
 from everbeat.client.handle import to_batch_id, to_task_id, to_workflow_id
+from everbeat.client.registry import Registry
 from everbeat.client.task_pages import examined_page
 from everbeat.client.workflow import operations as workflow_operations
 from everbeat.domain.filters import RecoveryFilters, TaskFilters, WorkflowFilters
@@ -62,6 +63,7 @@ class InspectionMethods(FailureMethods):
 
     _alive_within_ms: int
     _queue_priorities: Mapping[str, int]
+    _registry: Registry
 
     def list_tasks(
         self,
@@ -200,7 +202,7 @@ class InspectionMethods(FailureMethods):
     def _with_empty_queues(self, counting: Statement[list[QueueInfo]]) -> Plan[list[QueueInfo]]:
         counted = yield from ask(counting)
         known = yield from ask(known_queues(stale_ms=self._alive_within_ms))
-        return with_empty_queues(counted, known, declared=self._queue_priorities)
+        return with_empty_queues(counted, {*known, *self._registry.queues}, declared=self._queue_priorities)
 
     def heartbeats(self, task_id: UUID | str | None = None, *, limit: int = 1_000) -> list[HeartbeatInfo]:
         """Return the latest heartbeat of every task in flight, or the heartbeats of one task if `task_id` is given."""

@@ -109,6 +109,11 @@ class Registry(Mapping[str, TaskDefinition]):
         self._tasks = sender.handlers.tasks
         self.payload_limit = sender.payload_limit
 
+    @property
+    def queues(self) -> set[str]:
+        """Return the queues of the registered tasks, unless a send chooses another one."""
+        return {each.options.queue for each in self.values()}
+
     def register(
         self, function: Callable[..., Any], options: TaskOptions
     ) -> SyncTask[..., Any] | AsyncTask[..., Any]:

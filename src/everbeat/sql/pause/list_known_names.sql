@@ -1,6 +1,7 @@
--- List the names of task functions or queues from registered workers, live tasks and the recoveries of the last day. An operator can pause
--- only names from this list. No index has the order of names. So the statement reads the first 100 tasks of each lane. It reads the first
--- task of up to 10,000 lines and groups of marked tasks. It also reads up to 100,000 tasks in flight and recoveries.
+-- List the names of task functions or queues from registered workers, live tasks, the attempts of ten minutes and the recoveries of the last
+-- day. An operator can pause only names from this list. No index has the order of names. So the statement reads the first 100 tasks of each
+-- lane. It reads the first task of up to 10,000 lines and groups of marked tasks. It also reads up to 100,000 tasks in flight, rows of rates
+-- and recoveries. The primary key of rates serves the condition on its time.
 with recursive {fragment/lanes}, {fragment/marked_lanes}, {fragment/serial_lines}
 select distinct known.name from (
     select front.name, l.queue
@@ -35,6 +36,11 @@ select distinct known.name from (
     cross join lateral jsonb_array_elements_text(case when jsonb_typeof(told.names) = 'array' then told.names end) as task (name)
     union all
     select null, queue.name from {schema}.workers w cross join lateral unnest(w.queues) as queue (name)
+    union all
+    (
+        select r.name, r.queue from {schema}.rates r
+        where r.seconds = 60 and r.at > statement_timestamp() - interval '11 minutes' order by r.at desc limit 100000
+    )
     union all
     (
         select r.name, r.queue from {schema}.recoveries r

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -14,7 +14,7 @@ from everbeat.client.database_access import database_of
 from everbeat.domain.charts import ended_of
 from everbeat.domain.inspection import Pause, QueueInfo, WorkerInfo, with_empty_queues
 from everbeat.domain.limit.inspection import LimitInfo
-from everbeat.domain.series import RateBucket
+from everbeat.domain.series import OTHER_NAME, RateBucket
 from everbeat.errors.wording import amount, some
 from everbeat.store import past, series
 from everbeat.store.diagnosis import known_queues
@@ -68,7 +68,7 @@ async def show(visit: Visit) -> PageResult:
     queues, pauses, limits = found["queues"], found["pauses"], found["limits"]
     if queues is not None:  # also those without tasks, so that they can be paused
         declared = {each.name: each.priority for each in app.queue_configs}
-        queues = with_empty_queues(queues, found["known"], declared=declared)
+        queues = with_empty_queues(queues, _also_known(visit, found), declared=declared)
     rows = _rows(queues or [], pauses or [], found["workers"])
     history = await _history(visit, [row.queue.name for row in rows[:_MOST_LINES]])
     rates: dict[str, QueueRates] = found["rates"] or {}
@@ -99,6 +99,13 @@ async def show(visit: Visit) -> PageResult:
         more=more,
         command="everbeat queues",
     )
+
+
+def _also_known(visit: Visit, found: Mapping[str, Any]) -> set[str]:
+    """Return the queues that are listed although they have no task: those of workers and the app, and those in which an attempt ran."""
+    ran: dict[str, QueueRates] = found["rates"] or {}
+    own = (each.options.queue for each in visit.app.tasks.values())
+    return {*found["known"], *own, *(name for name in ran if name not in ("", OTHER_NAME))}
 
 
 async def _history(visit: Visit, queues: Sequence[str]) -> dict[str, Any]:
