@@ -112,7 +112,8 @@ def test_an_error_of_a_command_is_one_json_document_on_stderr(everbeat: Command)
 @pytest.mark.parametrize(
     ("words", "told", "fix"),
     [
-        (["bench", "--tasks", "0"], "--tasks", "everbeat bench --help"),
+        (["bench", "--tasks", "0"], "'--tasks': '0' must be greater than or equal to 1", "bench --help"),
+        (["recoveries", "show", "x"], "'NO': 'x' must be a valid integer", "recoveries show --help"),
         (["tasks", "list", "--state", "bad"], "'bad'", "give one of these: pending, claimed"),
         (["queues", "--bogus"], "--bogus", "everbeat queues list --help"),
         (["taks"], "'taks'", "everbeat --help"),

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from everbeat import App
+from everbeat.cli.failures import ExitCode
 from everbeat.errors import ConfigurationError
 from everbeat.store import expiry
 from everbeat.store.failures import failure_groups
@@ -189,13 +190,16 @@ def test_failures_with_errors_that_cannot_be_read_are_counted(app: App, db: Stor
     assert [(g.code, g.count) for g in app.failures()] == [("", 4)]
 
 
-async def test_failures_and_dead_reject_wrong_filters(app: App) -> None:
+async def test_failures_and_dead_reject_wrong_filters(app: App, everbeat: Command) -> None:
     with pytest.raises(ConfigurationError, match="before"):
         app.failures(before=datetime(2030, 1, 1))  # noqa: DTZ001
     with pytest.raises(ConfigurationError, match="limit"):
         await app.afailures(limit=0)
     with pytest.raises(ConfigurationError, match="FAILED or EXPIRED"):
         await app.adead(state="COMPLETED")
+    answer = everbeat("dead", "--state", "running", "--state", "overdue").assert_code(ExitCode.USAGE)
+    assert "--state = 'RUNNING, overdue': must be FAILED or EXPIRED." in answer.err
+    assert "use 'everbeat tasks list'" in answer.err
 
 
 def test_dead_lists_what_failed_or_expired_until_it_is_retried(

@@ -161,7 +161,7 @@ def test_the_options_of_the_list_select_schedules(
 
 def test_an_unknown_state_is_rejected_with_the_known_states(everbeat: Command, db: StoreHarness) -> None:
     answer = everbeat("schedules", "list", "--state", "sleeping").assert_code(ExitCode.USAGE)
-    assert "--state" in answer.err
+    assert "--state = 'sleeping'" in answer.err
     assert "RETIRED" in answer.err
 
 

@@ -42,7 +42,8 @@ async def test_one_worker_shows_what_it_holds(db: StoreHarness, new_visitor: New
     assert [task["id"] for task in (await visitor.json("/workers/w1"))["tasks"]] == [str(held.id)]
     page = await visitor.get("/workers/w1")
     assert f"/tasks/{held.id}" in page.text
-    assert (await visitor.json("/workers/nobody", status=404))["error"]["code"] == "UNKNOWN_NAME"
+    unknown = (await visitor.json("/workers/nobody", status=404))["error"]
+    assert (unknown["code"], "known: s1, w1, w2." in unknown["message"]) == ("UNKNOWN_NAME", True)
 
 
 async def test_an_operator_quiets_and_resumes_a_tree(db: StoreHarness, new_visitor: NewVisitor) -> None:

@@ -118,7 +118,8 @@ def list_dead(
 
     The list covers the 50,000 latest failures, and the EXPIRED tasks among the 50,000 newest tasks.
     """
-    found = app.dead(**filters, before=full_task_id(app, before), limit=limit)
+    with named_as_options({"dead.state": "--state"}):
+        found = app.dead(**filters, before=full_task_id(app, before), limit=limit)
     if as_json:
         tasks = [task_document(task) for task in found]
         show_json({"tasks": tasks, "examined": found.examined, "continue_before": found.continue_before})

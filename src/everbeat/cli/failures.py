@@ -114,6 +114,7 @@ def _for_the_shell(error: ConfigurationError) -> ConfigurationError:
 _LOCATOR: Final = re.compile(r"[\w./-]+:\w+|[\w./-]+\.py")
 _CHOICE: Final = re.compile(r"'([^']*)' is not one of ('.*')")
 _VALIDATOR_PREFIX: Final = "Value error, "
+_VALIDATOR_RULE: Final = "Input should be "
 _OTHER_NAMES: Final = {
     ("workers", "resume"): "to resume quiet workers: everbeat workers quiet --resume ID, or --resume --all.",
     ("workers", "pause"): "to stop claiming: everbeat workers quiet ID, or --host HOST, or --all.",
@@ -130,10 +131,15 @@ class WrongUsage(EverbeatError):
     code = "WRONG_USAGE"
 
 
-def strip_validator_prefix(problem: Any) -> None:
-    """Remove the validator's prefix from the parser's error message."""
-    if isinstance(message := getattr(problem, "message", None), str):
-        problem.message = message.removeprefix(_VALIDATOR_PREFIX)
+def reword_validation(problem: Any) -> None:
+    """Remove the validator's words from the parser's error message, and name the value: "'0' must be greater than or equal to 1"."""
+    if not isinstance(message := getattr(problem, "message", None), str):
+        return
+    problem.message = message.removeprefix(_VALIDATOR_PREFIX)
+    found = getattr(problem.__cause__, "errors", None)
+    if message.startswith(_VALIDATOR_RULE) and callable(found):
+        rule = message.removeprefix(_VALIDATOR_RULE).partition(", unable")[0]
+        problem.message = f"{found()[0]['input']!r} must be {rule}"
 
 
 def wrong_usage(problem: Any, given: Sequence[str]) -> WrongUsage:

@@ -17,9 +17,9 @@ from everbeat.cli.failures import (
     Form,
     corrected,
     exit_code_of,
+    reword_validation,
     show_failure,
     show_labelled,
-    strip_validator_prefix,
     wants_traceback,
     wrong_usage,
 )
@@ -178,7 +178,7 @@ def fail(problem: BaseException, given: Sequence[str]) -> NoReturn:
 
 
 def _show_wrong_usage(problem: Any, given: Sequence[str], *, form: Form) -> None:
-    strip_validator_prefix(problem)
+    reword_validation(problem)
     if form is not Form.TEXT:
         show_failure(wrong_usage(problem, given), form=form)
         return

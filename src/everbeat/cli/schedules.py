@@ -110,7 +110,8 @@ def list_schedules(
 
     LAST RUN is the state of the latest run. While it has not ended, it is that of the run before, if that one has.
     """
-    chosen: Any = None if in_state is None else in_state.upper()
+    # An unknown state stays as it was typed, because the error shows it.
+    chosen: Any = in_state if in_state is None or in_state.upper() not in _STATES else in_state.upper()
     with named_as_options({"list_schedules.state": "--state"}):
         found = app.list_schedules(
             state=chosen, task=task, owner=owner, prefix=prefix, after=after, limit=limit

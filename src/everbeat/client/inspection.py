@@ -346,8 +346,14 @@ def _dead(*, before: UUID | str | None, limit: int, **filters: Unpack[TaskFilter
     given = filters.get("state")
     states, virtual = ([*_DEAD], []) if given is None else _states(given)
     if virtual or not _DEAD.issuperset(states or ()):
-        rule, fix = "must be FAILED or EXPIRED", "use list_tasks for tasks in other states"
-        raise refused(given, subject="state of dead", code="UNKNOWN_CHOICE", rule=rule, fix=fix)
+        raise refused(
+            ", ".join(str(each) for each in (*(states or ()), *virtual)),
+            subject="dead.state",
+            code="UNKNOWN_CHOICE",
+            rule="must be FAILED or EXPIRED",
+            fix="use list_tasks for tasks in other states",
+            shell_fix="use 'everbeat tasks list' for tasks in other states",
+        )
     filters["state"] = states
     return _tasks(before=before, order="happened", limit=limit, **filters)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -112,7 +112,7 @@ async def show_one(visit: Visit) -> PageResult:
         recoveries=("Its recoveries", visit.app.arecoveries(worker=party, limit=50), []),
     )
     if trace is None and known is None and found["tasks"] is not None and not any(found.values()):
-        raise UnknownName("worker or supervisor", [party])
+        raise UnknownName("worker or supervisor", [party], known=_living(picture.memory.traces))
     tasks = [visit.hiding.summary(task) for task in found["tasks"] or ()]
     worker = None if trace is None else next((each for each in trace.workers if each.id == party), None)
     snapshots = list(reversed(found["snapshots"]))
@@ -136,7 +136,9 @@ async def show_one(visit: Visit) -> PageResult:
             "one": worker if worker is not None else None if trace is None else trace.tree,
             **times_of(picture),
         },
-        command=f"everbeat workers states {party}",
+        command=COMMAND
+        if worker is None and not isinstance(known, WorkerInfo)
+        else f"{COMMAND} --history {party}",
     )
 
 
@@ -175,7 +177,9 @@ async def release(visit: Visit) -> PageResult:
     workers = await visit.app.alist_workers(ended=False, limit=_MOST_LISTED)
     ids = [worker.worker_id for worker in workers if worker.supervisor_id == wanted]
     if not ids:
-        raise UnknownName("supervisor with live workers", [wanted])
+        raise UnknownName(
+            "supervisor with live workers", [wanted], known=[trace.tree.id for trace in traces if trace.crew]
+        )
     result = await visit.app.arelease_workers(ids)
     says = f"{amount(len(ids), 'worker')} released: {amount(result.recovered_count, 'task')} recovered."
     return ActionDone(goto=visit.link("/workers"), says=says, data={"result": structs.asdict(result)})
@@ -380,6 +384,12 @@ async def _known(visit: Visit, party: str) -> WorkerInfo | SupervisorInfo | None
         if tree.supervisor_id == party:
             return tree
     return None
+
+
+def _living(traces: Iterable[TreeTrace]) -> list[str]:
+    """Return the ids of the trees and worker processes that have not ended."""
+    live = [trace for trace in traces if trace.tree.ended_at is None]
+    return [party for trace in live for party in (trace.tree.id, *(worker.id for worker in trace.crew))]
 
 
 def _ids(trace: TreeTrace) -> set[str]:
