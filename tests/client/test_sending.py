@@ -106,6 +106,9 @@ def test_the_on_crash_default_of_the_app_applies_to_every_task(database_url: str
     [
         ("idempotency_key", "use key"),
         ("run_at", "task.schedule("),
+        ("delay", "task.schedule("),
+        ("countdown", "task.schedule("),
+        ("eta", "task.schedule("),
         ("max_attempts", "RetryPolicy(max_retries=...)"),
     ],
 )

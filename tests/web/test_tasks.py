@@ -301,3 +301,18 @@ async def test_the_address_of_something_that_is_no_id_names_it(
             404,
             True,
         )
+
+
+async def test_a_program_counts_and_confirms_an_action_with_the_moment_that_it_wrote(
+    app: App, workers: Workers, new_visitor: NewVisitor
+) -> None:
+    workers.fail()
+    visitor = new_visitor("operate")
+    headers = {**visitor.headers, "accept": "application/json", "authorization": "x"}
+    filters = {"state": "failed", "name": "charge", "since": "2020-01-31T12:00Z"}
+    counted = await visitor.client.post("/tasks/all/retry/count", json=filters, headers=headers)
+    given = filters | {"digest": counted.json()["digest"], "reason": "the bank is back"}
+    requested = await visitor.client.post("/tasks/all/retry", json=given, headers=headers)
+    assert requested.status_code == 200, requested.text
+    (action,) = await app.abulk_actions()
+    assert (action.requested_by, action.origin) == ("operate-user", "web")

@@ -34,6 +34,9 @@ _LONGEST_KEY_BYTES = 500
 _ELSEWHERE: Final[Mapping[str, str]] = {
     "idempotency_key": "use key",
     "run_at": "write task.schedule(when, ...)",
+    "delay": "write task.schedule(timedelta(...), ...)",
+    "countdown": "write task.schedule(timedelta(seconds=...), ...)",
+    "eta": "write task.schedule(when, ...)",
     "delay_seconds": "write task.schedule(timedelta(seconds=...), ...)",
     "max_attempts": "use retry=RetryPolicy(max_retries=...)",
 }

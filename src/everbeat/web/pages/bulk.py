@@ -48,7 +48,7 @@ async def act_on_all(visit: Visit, verb: BulkVerb) -> PageResult:
     filters = ListFilters.read(visit.form)
     _require_searchable(visit, filters)
     parameters = _parameters(visit, verb)
-    if visit.form.require("digest") != filters.digest(verb.value, parameters):
+    if visit.form.require("digest") != filters.fixed(visit.now).digest(verb.value, parameters):
         raise RequestRefused(
             409,
             "FILTERS_CHANGED",
