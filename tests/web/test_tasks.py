@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 from uuid import UUID
@@ -316,3 +317,26 @@ async def test_a_program_counts_and_confirms_an_action_with_the_moment_that_it_w
     assert requested.status_code == 200, requested.text
     (action,) = await app.abulk_actions()
     assert (action.requested_by, action.origin) == ("operate-user", "web")
+
+
+async def test_groups_and_the_heading_count_only_tasks_that_the_list_can_show(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:
+    for tenant in ("1", "1", "2"):
+        workers.fail(labels=json.dumps({"tenant": tenant}))
+    visitor = new_visitor("read")
+
+    async def counted(**filters: str) -> tuple[str, int | None, int]:
+        found = await visitor.json("/tasks", state="FAILED", **filters)
+        groups = found["groups"]
+        total = None if groups is None else sum(each["count"] for each in groups)
+        return found["says"].partition(" failed")[0], total, len(found["tasks"])
+
+    assert await counted() == ("3 tasks", 3, 3)
+    assert await counted(label="tenant=1") == ("2 tasks", 2, 2)
+    assert await counted(label="tenant=3") == ("No", 0, 0)
+    assert await counted(until="1h") == ("No", 0, 0)
+    assert await counted(error="REFUSED") == ("3", None, 3)
+    assert await counted(error="OTHER") == ("No", None, 0)
+    expired = await visitor.json("/tasks", state="EXPIRED")
+    assert (expired["says"], expired["groups"], expired["tasks"]) == ("No expired tasks match", [], [])

@@ -278,7 +278,7 @@ def _incident(
 
 
 def _supervisor(kind: IncidentKind, party: str) -> tuple[str, ...]:
-    """Return the supervisor that died. The other kinds concern workers, and their incident can have an id of its own."""
+    """Return the supervisor that died. The other kinds concern workers; the id of a release or a stall is not that of a worker."""
     return (party,) if kind is IncidentKind.TREE else ()
 
 

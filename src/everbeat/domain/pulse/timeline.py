@@ -19,7 +19,7 @@ from everbeat.errors.wording import amount
 AROUND: Final = timedelta(minutes=10)
 """How long before and after the last sign of life the numbers of an incident reach."""
 RENEWAL: Final = ("the last heartbeat, claim or start", "from which the age of a lease counts")
-"""What a lease is renewed by, and what that means."""
+"""The events that renew a lease, and their meaning."""
 
 
 class TimelineEntry(Struct, frozen=True):

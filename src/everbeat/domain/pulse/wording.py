@@ -23,7 +23,7 @@ def names_of(trees: Iterable[SampledTree]) -> dict[str, str]:
 def names_in_incidents(trees: Iterable[SupervisorInfo]) -> dict[str, str]:
     """Return a name for each tree by its id, as `names_of` does for the trees that the pulse shows.
 
-    The pid is added only if another tree with this name lived at the same time: a host whose only tree died is named by the host.
+    The pid is added only if another tree with this name lived at the same time. So a tree that was alone on its host has the host's name.
     """
     by_name: dict[str, list[SupervisorInfo]] = {}
     for tree in trees:

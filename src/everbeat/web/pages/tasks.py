@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from msgspec import Struct, structs
@@ -27,6 +27,8 @@ _MOST_GROUPS: Final = 20
 _MOST_GROUPED: Final = 3_000
 """How many failures are grouped. Their errors are large."""
 _FAILED: Final = frozenset({TaskState.FAILED, TaskState.EXPIRED})
+_GROUPED_BY: Final = frozenset({"state", "name", "queue", "label", "since", "until"})
+"""The filters with which failures can be grouped. With another one, the groups would count tasks that the list does not show."""
 _TABS: Final = (
     ("", "All"),
     ("PENDING", "Pending"),
@@ -122,18 +124,20 @@ async def _listed(visit: Visit, filters: ListFilters) -> Page:
     plan = task_page(order=order, before=before, limit=limit, most=MOST_EXAMINED, **filters.task_filters())  # type: ignore[arg-type]
     listing = database_of(visit.app).arun(plan)
     readings: dict[str, tuple[str, Any, Any]] = {"tasks": ("The list of tasks", listing, None)}
-    if is_of_failures and before is None:
+    if is_of_failures and before is None and _GROUPED_BY.issuperset(filters.values):
         readings["groups"] = ("The groups by error", _groups(visit, filters), None)
     found = await visit.parts(**readings)
     tasks: TaskPage | None = found["tasks"]
-    groups: FailurePage | None = found.get("groups")
+    grouped: FailurePage | None = found.get("groups")
+    groups = None if grouped is None else _by_size(grouped, filters.states)
+    least = "at least " if grouped is not None and grouped.continue_before is not None else ""
     shown = [visit.hiding.summary(task) for task in tasks or ()]
     data = {
         "tasks": None if tasks is None else [task_document(task) for task in shown],
         "examined": None if tasks is None else tasks.examined,
         "continue_before": None if tasks is None else tasks.continue_before,
         "unindexed": () if tasks is None else tasks.unindexed,
-        "groups": None if groups is None else [_group(visit, each) for each in _by_size(groups)],
+        "groups": None if groups is None else [_group(visit, each) for each in groups],
     }
     more = {
         "rows": [(task, look_of(task, now=visit.now)) for task in shown],
@@ -152,28 +156,36 @@ async def _listed(visit: Visit, filters: ListFilters) -> Page:
         "is_search": "arguments_contain" in filters.values,
         "can_search": visit.user.role.includes(Role.READ) and not visit.hiding.has_rules,
     }
-    says = _sentence(filters, tasks, groups, limit=limit)
+    says = (
+        _failed_say(groups, least) if tasks is not None and groups else _sentence(filters, tasks, limit=limit)
+    )
     command = f"everbeat tasks list --order {order} {filters.command()}".rstrip()
     return Page(template="tasks.html", title="Tasks", says=says, data=data, more=more, command=command)
 
 
 def _groups(visit: Visit, filters: ListFilters) -> Any:
     given = filters.task_filters()
+    until: Any = given.get("until")
     plan = failure_page(
         given.get("name"),
         given.get("queue"),
         given.get("since"),
-        None,
-        None,
+        visit.now - until if isinstance(until, timedelta) else until,
+        given.get("labels"),
         _MOST_GROUPS,
         most=_MOST_GROUPED,
     )
     return database_of(visit.app).arun(plan)
 
 
-def _by_size(groups: FailurePage) -> list[FailureGroup]:
-    """Return the groups, the largest first: is it one cause, or are they many?"""
-    return sorted(groups, key=lambda group: -group.count)
+def _by_size(groups: FailurePage, states: Sequence[str]) -> list[FailureGroup]:
+    """Return the groups with tasks in these states, the largest first: is it one cause, or are they many?"""
+    chosen = {
+        TaskState.FAILED: [each for each in groups if each.expired < each.count],
+        TaskState.EXPIRED: [each for each in groups if each.expired],
+    }
+    found = {id(each): each for state in states for each in chosen[TaskState(state)]}
+    return sorted(found.values(), key=lambda group: -group.count)
 
 
 def _group(visit: Visit, group: FailureGroup) -> FailureGroup:
@@ -204,16 +216,18 @@ def _states_of(names: Sequence[str]) -> frozenset[TaskState]:
     return frozenset([*own, *(state for states in virtual for state in states)])
 
 
-def _sentence(filters: ListFilters, tasks: TaskPage | None, groups: FailurePage | None, *, limit: int) -> str:
+def _failed_say(groups: Sequence[FailureGroup], least: str) -> str:
+    """Return how many tasks failed, and the largest group, which is the first."""
+    total, worst = sum(group.count for group in groups), groups[0]
+    share = "all" if worst.count == total else f"{worst.count:,}"
+    return (
+        f"{least.capitalize()}{amount(total, 'task')} failed, {share} of them {worst.name} with {worst.code}"
+    )
+
+
+def _sentence(filters: ListFilters, tasks: TaskPage | None, *, limit: int) -> str:
     if tasks is None:
         return "The tasks could not be read"
-    if groups:
-        total = sum(group.count for group in groups)
-        worst = max(groups, key=lambda group: group.count)
-        least = "at least " if groups.continue_before is not None else ""
-        if worst.count == total:
-            return f"{least.capitalize()}{amount(total, 'task')} failed, all of them {worst.name} with {worst.code}"
-        return f"{least.capitalize()}{amount(total, 'task')} failed, {worst.count:,} of them {worst.name} with {worst.code}"
     kind = "".join(f"{state.lower()} " for state in filters.states[:1]) if len(filters.states) == 1 else ""
     if not tasks:
         examined = "" if tasks.examined is None else f" among the {tasks.examined:,} newest"
