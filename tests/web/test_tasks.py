@@ -293,7 +293,7 @@ async def test_states_are_read_in_any_case_and_an_unknown_one_is_named(
     assert (refused.status_code, "There is no state &#39;broken&#39;." in refused.text) == (400, True)
 
 
-async def test_the_address_of_something_that_is_no_id_names_it(
+async def test_an_address_with_a_text_that_is_not_an_id_names_the_text(
     workers: Workers, new_visitor: NewVisitor
 ) -> None:
     for what in ("task", "workflow"):

@@ -1,4 +1,4 @@
-"""What an incident is called, which ids belong to it, and which of its moments a reader sees."""
+"""The title of an incident, the ids that belong to it, and the moment that a reader sees."""
 
 import pytest
 
