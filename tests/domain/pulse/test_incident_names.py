@@ -35,6 +35,8 @@ DEAD = lived(1, silent_s=50, ended_s=43.9)
     [
         ([], "fra-2 died"),
         ([lived(9)], "fra-2 1 died"),
+        ([lived(9, since_s=9_000)], "fra-2 1 died"),
+        ([lived(9, since_s=100)], "fra-2 1 died"),
         ([lived(9, since_s=40)], "fra-2 died"),
         ([lived(9, silent_s=4_000, ended_s=3_900, since_s=9_000)], "fra-2 died"),
         ([lived(9, host="fra-3")], "fra-2 died"),
@@ -43,6 +45,8 @@ DEAD = lived(1, silent_s=50, ended_s=43.9)
     ids=[
         "alone",
         "beside-another",
+        "beside-an-older-one",
+        "beside-a-younger-one",
         "before-its-successor",
         "after-its-predecessor",
         "other-host",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import zip_longest
 
 from everbeat.domain.inspection import SupervisorInfo
 from everbeat.domain.pulse.sample import SampledTree
@@ -26,22 +28,25 @@ def names_in_incidents(trees: Iterable[SupervisorInfo]) -> dict[str, str]:
     The pid is added only if another tree with this name lived at the same time. So a tree that was alone on its host has the host's name.
     """
     by_name: dict[str, list[SupervisorInfo]] = {}
-    for tree in trees:
+    for tree in sorted(trees, key=lambda tree: tree.started_at):
         by_name.setdefault(tree.slot or tree.hostname, []).append(tree)
     return {
-        tree.supervisor_id: f"{name} {tree.pid}" if any(_met(tree, other) for other in same) else name
+        tree.supervisor_id: f"{name} {tree.pid}" if is_shared else name
         for name, same in by_name.items()
-        for tree in same
+        for tree, is_shared in zip(same, _overlaps(same), strict=True)
     }
 
 
-def _met(tree: SupervisorInfo, other: SupervisorInfo) -> bool:
-    """Return whether another tree lived at the same time. A successor starts after the last heartbeat of the dead."""
-    return (
-        other.supervisor_id != tree.supervisor_id
-        and (tree.ended_at is None or other.started_at < tree.last_heartbeat_at)
-        and (other.ended_at is None or tree.started_at < other.last_heartbeat_at)
-    )
+def _overlaps(trees: Sequence[SupervisorInfo]) -> Iterator[bool]:
+    """Yield for each tree, in the order of their starts, whether another one lived at the same time.
+
+    A life reaches to the last heartbeat, because a successor can start before the death of a frozen tree is noticed.
+    """
+    reached = datetime.min.replace(tzinfo=UTC)
+    for tree, after in zip_longest(trees, trees[1:]):
+        end = datetime.max.replace(tzinfo=UTC) if tree.ended_at is None else tree.last_heartbeat_at
+        yield reached > tree.started_at or (after is not None and after.started_at < end)
+        reached = max(reached, end)
 
 
 def host_of(party_id: str) -> str:
