@@ -8,7 +8,7 @@ from uuid import uuid4
 from everbeat.domain.inspection import QueueInfo
 from everbeat.store import diagnosis, inspection, tasks
 from tests.store.conftest import StoreHarness
-from tests.store.plans import check_plan
+from tests.store.plans import check_plan, check_plans
 
 SEND = """
 insert into {schema}.tasks (id, name, queue, priority, args, serial, enqueued_at, serial_at, needs, needs_id)
@@ -161,6 +161,19 @@ def test_names_to_pause_are_found_in_the_front_of_each_lane(db: StoreHarness) ->
     assert set(db.run(tasks.known_names("task"))) == {"work", "first", "serial"}
     assert set(db.run(tasks.known_names("queue"))) == {"mail", "films", "lines"}
     check_plan(db, tasks.known_names("task"), pages=500)
+
+
+def test_names_to_pause_are_found_in_the_latest_rates_without_reading_the_old_ones(db: StoreHarness) -> None:
+    db.connection.execute(
+        db.plain(
+            "insert into {schema}.rates (seconds, at, queue, name, supervisor)"
+            " select 60, date_trunc('minute', now()) - (minutes.n + case when names.n = 0 then 0 else 12 end) * interval '1 minute',"
+            " 'queue-' || names.n, 'task', 's1' from generate_series(0, 999) minutes (n), generate_series(0, 99) names (n)"
+        )
+    )
+    db.connection.execute(db.plain("vacuum analyze {schema}.rates"))
+    assert db.run(tasks.known_names("queue")) == ["queue-0"]
+    check_plans(db, tasks.known_names("queue"), pages=60, tables=["rates"], by="client")
 
 
 def test_the_doctor_finds_due_tasks_behind_many_ended_ones_in_the_table(db: StoreHarness) -> None:  # R4
