@@ -147,6 +147,21 @@ def test_failures_say_where_the_search_stopped_and_continue_there(app: App, db: 
     assert counts == [1, 1, 1, 1, 1]
 
 
+def test_the_failures_of_the_last_24_hours_are_counted_by_the_hour(app: App, db: StoreHarness) -> None:
+    hour = 3_600
+    for ago_s in (10, 20, 3 * hour + 60, 23 * hour + 3_500, 24 * hour + 60, 90 * hour):
+        fail(db, "BROKEN", ago_s=ago_s)
+    fail(db, "OTHER", ago_s=30 * hour)
+    groups = {group.code: group for group in app.failures()}
+    assert groups["BROKEN"].count == 6
+    assert {23 - place: count for place, count in enumerate(groups["BROKEN"].by_hour) if count} == {
+        0: 2,
+        3: 1,
+        23: 1,
+    }
+    assert groups["OTHER"].by_hour == (0,) * 24
+
+
 def test_failures_of_the_same_moment_are_counted_once_if_the_search_stops_among_them(
     app: App, db: StoreHarness
 ) -> None:

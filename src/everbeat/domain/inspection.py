@@ -193,11 +193,16 @@ class TaskPage(list[TaskSummary]):
         self.unindexed = tuple(unindexed)
 
 
+HOURS: Final = 24
+"""For how many hours the failures of a group are counted by the hour."""
+
+
 class FailureGroup(msgspec.Struct, frozen=True):
     """The FAILED and EXPIRED tasks with the same name, error code and exception class (`type`).
 
     `count` is their number, and `expired` how many of them are EXPIRED. The failures happened from `first_at` to `last_at`. `message` is
-    the start of the message of the latest failure, whose task is `example_id`.
+    the start of the message of the latest failure, whose task is `example_id`. `by_hour` has the number of failures in each of the 24 hours
+    before the call, the latest hour last.
     """
 
     name: str
@@ -209,6 +214,7 @@ class FailureGroup(msgspec.Struct, frozen=True):
     last_at: datetime
     example_id: UUID
     message: str
+    by_hour: tuple[int, ...] = ()
 
 
 class FailurePage(list[FailureGroup]):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from everbeat.domain.inspection import FailureGroup, FailurePage
+from everbeat.domain.inspection import HOURS, FailureGroup, FailurePage
 from everbeat.domain.labels import NO_LABELS, encode_labels
 from everbeat.domain.settings.units import When
 from everbeat.store.inspection import moment_or_age
@@ -39,8 +40,14 @@ def failure_groups(
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> FailurePage:
-        groups = [FailureGroup(*row[:9]) for row in found if row[0] is not None]
+        groups = [FailureGroup(*row[:9], _by_hour(row[10])) for row in found if row[0] is not None]
         before = found[0][9]
         return FailurePage(groups, examined=None if before is None else most, continue_before=before)
 
     return Statement("inspect/group_failures", parameters | moment_or_age(since), read)
+
+
+def _by_hour(hours_ago: Sequence[int] | None) -> tuple[int, ...]:
+    """Return how many failures each of the last 24 hours had, the latest hour last."""
+    counted = Counter(hours_ago or ())
+    return tuple(counted[hour] for hour in reversed(range(HOURS)))

@@ -37,7 +37,11 @@ class KeptCharts:
 
     async def read(self, key: Hashable, chosen: ChartRange, reading: Callable[[], Awaitable[T]]) -> T:
         """Return what `reading` returned last for this key and range, if that is fresh. An error of `reading` is raised and not kept."""
-        key = (chosen.name, key)
+        fresh_s = min(_LONGEST_S, max(_SHORTEST_S, chosen.bucket_s * _SHARE))
+        return await self.read_for((chosen.name, key), fresh_s, reading)
+
+    async def read_for(self, key: Hashable, fresh_s: float, reading: Callable[[], Awaitable[T]]) -> T:
+        """Return what `reading` returned last for this key, if that was less than `fresh_s` seconds ago."""
         kept = self._kept.setdefault(key, _Kept())
         self._kept.move_to_end(key)
         while len(self._kept) > _MOST_KEPT:
@@ -45,8 +49,6 @@ class KeptCharts:
         async with kept.lock:
             if self._clock.monotonic() >= kept.until:
                 kept.value = await reading()
-                kept.until = self._clock.monotonic() + min(
-                    _LONGEST_S, max(_SHORTEST_S, chosen.bucket_s * _SHARE)
-                )
+                kept.until = self._clock.monotonic() + fresh_s
             value: T = kept.value
         return value

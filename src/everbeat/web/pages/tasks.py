@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct, structs
@@ -18,10 +19,12 @@ from everbeat.domain.task.gathering import awaited
 from everbeat.domain.task.questions import is_answer
 from everbeat.domain.task.states import OVERDUE_MS, TaskState, VirtualState
 from everbeat.errors.wording import amount
+from everbeat.web.failure_drawing import hours_svg
 from everbeat.web.filters import LABELS, MOST_EXAMINED, STATES, ListFilters, page_size, to_state
 from everbeat.web.page import Page, PageResult, Visit
 from everbeat.web.refusals import RequestRefused
 from everbeat.web.rights import Role
+from everbeat.web.state_counts import ALL, read_state_counts
 
 _MOST_GROUPS: Final = 20
 _MOST_GROUPED: Final = 3_000
@@ -124,6 +127,8 @@ async def _listed(visit: Visit, filters: ListFilters) -> Page:
     plan = task_page(order=order, before=before, limit=limit, most=MOST_EXAMINED, **filters.task_filters())  # type: ignore[arg-type]
     listing = database_of(visit.app).arun(plan)
     readings: dict[str, tuple[str, Any, Any]] = {"tasks": ("The list of tasks", listing, None)}
+    if set(filters.values) <= {"state"}:  # the numbers are those of all tasks
+        readings["counts"] = ("The numbers in the tabs", read_state_counts(visit), None)
     if is_of_failures and before is None and _GROUPED_BY.issuperset(filters.values):
         readings["groups"] = ("The groups by error", _groups(visit, filters), None)
     found = await visit.parts(**readings)
@@ -137,7 +142,8 @@ async def _listed(visit: Visit, filters: ListFilters) -> Page:
         "examined": None if tasks is None else tasks.examined,
         "continue_before": None if tasks is None else tasks.continue_before,
         "unindexed": () if tasks is None else tasks.unindexed,
-        "groups": None if groups is None else [_group(visit, each) for each in groups],
+        "counts": found.get("counts"),
+        "groups": None if groups is None else [_group(visit, each) for each in _by_size(groups)],
     }
     more = {
         "rows": [(task, look_of(task, now=visit.now)) for task in shown],
@@ -147,8 +153,9 @@ async def _listed(visit: Visit, filters: ListFilters) -> Page:
             for name, values in filters.values.items()
             if name != "state"
         ],
-        "tabs": _TABS,
+        "tabs": [(value, title, (found.get("counts") or {}).get(value or ALL)) for value, title in _TABS],
         "chosen_state": filters.states[0] if len(filters.states) == 1 else "" if not filters.states else None,
+        "hours_svg": partial(hours_svg, now=visit.now, counted_since=_counted_since(visit, filters, groups)),
         "order": order,
         "is_full": tasks is not None and len(tasks) == limit,
         "older": _older(tasks, limit),
@@ -190,6 +197,14 @@ def _by_size(groups: FailurePage, states: Sequence[str]) -> list[FailureGroup]:
 
 def _group(visit: Visit, group: FailureGroup) -> FailureGroup:
     return structs.replace(group, message=visit.hiding.text(group.name, group.message))
+
+
+def _counted_since(visit: Visit, filters: ListFilters, groups: FailurePage | None) -> datetime | None:
+    """Return before which moment the groups contain no failures, because they were not examined or do not match. None: all were counted."""
+    since = filters.fixed(visit.now).task_filters().get("since")
+    cut = None if groups is None else groups.continue_before
+    moments = [each for each in (since, cut) if isinstance(each, datetime)]
+    return max(moments, default=None)
 
 
 def _older(tasks: TaskPage | None, limit: int) -> str | None:
