@@ -12,7 +12,7 @@ from everbeat.domain.task.states import VirtualState
 from everbeat.store import state_counts
 from everbeat.store.state_counts import Estimates, LiveCounts
 from everbeat.web import state_counts as tabs
-from everbeat.web.state_counts import StateCount, of_many
+from everbeat.web.state_counts import of_many
 from tests.web.conftest import NewVisitor, Workers
 
 STATES = (

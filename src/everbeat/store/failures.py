@@ -40,7 +40,7 @@ def failure_groups(
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> FailurePage:
-        groups = [FailureGroup(*row[:9], _by_hour(row[10])) for row in found if row[0] is not None]
+        groups = [FailureGroup(*(*row[:9], _by_hour(row[10]))) for row in found if row[0] is not None]
         before = found[0][9]
         return FailurePage(groups, examined=None if before is None else most, continue_before=before)
 

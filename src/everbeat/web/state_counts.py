@@ -45,7 +45,7 @@ class StateCount(Struct, frozen=True):
 
 
 async def read_state_counts(visit: Visit) -> StateCounts:
-    """Return the numbers by state, which all viewers of a process share for two seconds. A number that is not known is missing. Raises DatabaseError."""
+    """Return the numbers by state, which all viewers of a process share for two seconds. An unknown number is missing. Raises DatabaseError."""
 
     async def reading() -> StateCounts:
         return await database_of(visit.app).arun(_counted(visit.app.schema, now=visit.now))

@@ -9,8 +9,10 @@ import msgspec
 from msgspec import Struct
 
 from everbeat.client.database_access import database_of
+from everbeat.client.options import SendOptions
 from everbeat.domain.documents import plain_value
 from everbeat.domain.inspection import TaskInfo
+from everbeat.domain.settings.units import When
 from everbeat.errors.wording import amount, visible
 from everbeat.store import rows
 from everbeat.store.plan import ask
@@ -73,21 +75,40 @@ async def send_again(visit: Visit) -> PageResult:
             "This task cannot be sent again from here, so nothing was sent.",
             fix="start the dashboard with the app that declares the task: everbeat web shop:app.",
         )
+    return await send_noted(
+        visit,
+        task.name,
+        decoded_arguments(visit.form.require("arguments")),
+        note=f"again, after {task.id}",
+        says="The task is sent again. This is the new task.",
+        options={"queue": task.queue, "priority": task.priority},
+    )
+
+
+def decoded_arguments(text: str) -> Any:
+    """Return arguments that were typed as JSON. Raises RequestRefused if they are not JSON."""
     try:
-        arguments: Any = msgspec.json.decode(visit.form.require("arguments"))
+        return msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         raise RequestRefused(
             400, "WRONG_FORM", "The arguments are not JSON, so nothing was sent.", fix='write {"order": 7}.'
         ) from None
-    handle = await visit.app.asend_by_name(task.name, arguments, queue=task.queue, priority=task.priority)
-    await noted(
-        visit, "send", target=str(handle.id), affected=1, note=f"again, after {task.id}", call=handle.id
-    )
-    return ActionDone(
-        goto=visit.link(f"/tasks/{handle.id}"),
-        says="The task is sent again. This is the new task.",
-        data={"task_id": handle.id},
-    )
+
+
+async def send_noted(
+    visit: Visit,
+    name: str,
+    arguments: Any,
+    *,
+    note: str,
+    says: str,
+    when: When | None = None,
+    options: SendOptions,
+) -> ActionDone:
+    """Send a task, note it in the audit log, and go to its page. Raises PayloadError, ConfigurationError or SendError."""
+    handle = await visit.app.asend_by_name(name, arguments, when=when, **options)
+    await noted(visit, "send", target=str(handle.id), affected=1, note=note, call=handle.id)
+    return ActionDone(goto=visit.link(f"/tasks/{handle.id}"), says=says, data={"task_id": handle.id})
 
 
 async def show_items(visit: Visit) -> PageResult:

@@ -160,6 +160,7 @@ async def _listed(visit: Visit, filters: ListFilters) -> Page:
         "is_full": tasks is not None and len(tasks) == limit,
         "older": _older(tasks, limit),
         "verbs": _verbs(visit, filters),
+        "can_send": visit.may(Role.OPERATE) and bool(visit.app.tasks),
         "is_search": "arguments_contain" in filters.values,
         "can_search": visit.user.role.includes(Role.READ) and not visit.hiding.has_rules,
     }
