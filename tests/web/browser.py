@@ -141,13 +141,13 @@ class DashboardProcess:
 
 @contextmanager
 def dashboard_process(
-    target: Target, *, log: Path, options: tuple[str, ...] = ()
+    target: Target, *, log: Path, options: tuple[str, ...] = (), locator: str | None = None
 ) -> Iterator[DashboardProcess]:
-    """Run `everbeat web` for a schema."""
-    place = ["--url", target.url, "--schema", target.schema, "--port", "0"]
+    """Run `everbeat web` for a schema, or for the app of a locator, whose schema it is."""
+    place = ["--url", target.url, "--schema", target.schema] if locator is None else [locator]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "everbeat", "web", *place, *options],
+            [sys.executable, "-m", "everbeat", "web", *place, "--port", "0", *options],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

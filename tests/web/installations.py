@@ -22,8 +22,8 @@ HOSTILE = ("<b>'\"&" + "n" * 200)[:200]
 LONG = "w" * 200
 PLAIN = "q" * 120
 LISTS = (
-    "/pulse", "/workers", "/recoveries", "/tasks", "/tasks?state=FAILED", "/queues", "/workflows", "/workflows/reconcile", "/schedules", "/inbox",
-    "/system", "/audit", "/nothing-here",
+    "/pulse", "/workers", "/recoveries", "/tasks", "/tasks?state=FAILED", "/tasks/new", "/queues", "/workflows", "/workflows/reconcile", "/schedules",
+    "/inbox", "/system", "/audit", "/nothing-here",
 )  # fmt: skip
 
 
@@ -55,7 +55,10 @@ def served_installation(
     try:
         with target.connect("everbeat test") as connection:
             harness = StoreHarness(target, connection)
-            with dashboard_process(target, log=folder / "web.log", options=("--name", "shop")) as process:
+            locator = _app_file(target, folder) if is_full else None
+            with dashboard_process(
+                target, log=folder / "web.log", options=("--name", "shop"), locator=locator
+            ) as process:
                 made = Installation(process.address, target, app, Workers(harness))
                 if is_full:
                     _fill(made)
@@ -64,6 +67,27 @@ def served_installation(
     finally:
         app.close()
         schemas.give_back(schema)
+
+
+def _app_file(target: Target, folder: Path) -> str:
+    """Write an app whose function has long names, so that the dashboard can send its tasks. Return its locator."""
+    path = folder / "shop_app.py"
+    path.write_text(
+        f"""
+from typing import Literal
+from everbeat import App, QueueConfig
+
+app = App({target.url!r}, schema={target.schema!r}, name="shop", auto_migrate=False, queues=[QueueConfig("q" * 63)])
+
+@app.task(name={LONG!r}, queue="q" * 63)
+def pack(order: str, {"p" * 100}: Literal[{"c" * 150!r}] | None = None, note: str = {HOSTILE!r}) -> str:
+    return order
+
+@app.task(name="nothing")
+def nothing() -> None: ...
+"""
+    )
+    return f"{path}:app"
 
 
 def _fill(made: Installation) -> None:
@@ -94,7 +118,7 @@ def _fill(made: Installation) -> None:
     made.ones = {
         "running task": f"/tasks/{running.id}", "failed task": f"/tasks/{failed}", "asking task": f"/tasks/{asking}",
         "recovered task": f"/tasks/{lost.id}", "workflow": f"/workflows/{workflow}", "worker": "/workers/worker-" + "w" * 90,
-        "schedule": "/schedules/" + "s" * 60,
+        "schedule": "/schedules/" + "s" * 60, "new task": f"/tasks/new?name={LONG}", "new task without parameters": "/tasks/new?name=nothing",
     }  # fmt: skip
 
 

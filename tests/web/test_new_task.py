@@ -11,7 +11,9 @@ import pytest
 
 from everbeat import App
 from everbeat.errors import ConfigurationError, PayloadError
+from tests.web.browser import BrowserThread, accessibility_problems
 from tests.web.conftest import NewVisitor
+from tests.web.installations import LONG, Installation
 
 
 def id_of(location: str) -> UUID:
@@ -178,3 +180,30 @@ async def test_a_program_reads_the_parameters_and_sends_an_object(app: App, new_
     )
     task = await app.ainfo(UUID(answer.json()["task_id"]))
     assert (task.arguments, task.priority) == ({"order": "o-1"}, 4)
+
+
+@pytest.mark.xdist_group("browser")
+def test_a_task_is_chosen_and_sent_with_the_keyboard_in_a_browser(
+    browser: BrowserThread, full: Installation
+) -> None:
+    async def story() -> None:
+        async with browser.observed(f"{full.address}/tasks") as seen:
+            page = seen.page
+            await page.get_by_role("link", name="Send a task").focus()
+            await page.keyboard.press("Enter")
+            await page.get_by_role("link", name=LONG).focus()
+            await page.keyboard.press("Enter")
+            await page.locator("textarea[name='argument.order']").focus()
+            await page.keyboard.type("o-1")
+            await page.get_by_role("button", name="Send it").focus()
+            await page.keyboard.press("Enter")
+            await page.get_by_role("alert").get_by_text("is not JSON").wait_for()
+            assert await accessibility_problems(page) == []
+            seen.console.clear()  # Chromium reports the status 400
+            await page.locator("textarea[name='argument.order']").fill('"o-1"')
+            await page.get_by_role("button", name="Send it").click()
+            await page.get_by_text("The task is sent. This is its page.").wait_for()
+            assert LONG in await page.inner_text("main")
+            seen.check()
+
+    browser.run(story())
