@@ -12,7 +12,7 @@ from psycopg import sql
 
 from everbeat import App
 from everbeat.domain.task.states import TaskState
-from everbeat.store import diagnosis, history, inspection, migrating, retention
+from everbeat.store import diagnosis, history, inspection, migrating, retention, state_counts
 from everbeat.store.failures import MOST_GROUPED, failure_groups
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target
@@ -186,6 +186,12 @@ def test_groups_of_failures_examine_a_limited_number_of_tasks(filled: StoreHarne
     assert touched(filled, failure_groups(limit=50, name="rare")) <= 4 * MOST_GROUPED
     assert touched(filled, failure_groups(limit=50, most=100)) <= 4 * 100 + 20 * PARTS
     assert touched(filled, diagnosis.unsent_handlers(within_s=29 * 86_400, most=1_000)) <= 2_000
+
+
+def test_the_numbers_of_tabs_examine_a_limited_number_of_tasks(filled: StoreHarness) -> None:
+    assert touched(filled, state_counts.newest()) <= 2 * state_counts.MOST_COUNTED + 20 * PARTS
+    assert touched(filled, state_counts.live()) <= 3 * state_counts.MOST_COUNTED
+    assert touched(filled, state_counts.estimates(filled.target.schema)) <= 2_000
 
 
 def test_dead_tasks_are_found_like_other_tasks(filled: StoreHarness) -> None:  # K12

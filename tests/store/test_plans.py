@@ -20,6 +20,7 @@ from everbeat.store import (
     leases,
     lines,
     retention,
+    state_counts,
     tasks,
     workers,
 )
@@ -218,6 +219,14 @@ def diagnosis_of(db: StoreHarness) -> list[MarkedTasks]:
     statement = diagnosis.marked()
     found = db.connection.execute(db.text(statement.name), statement.parameters).fetchall()
     return statement.read(found)
+
+
+def test_the_numbers_of_tabs_read_a_bounded_part_of_the_tasks(loaded: StoreHarness) -> None:
+    """Each part stops at its limit, and reads at most a page of the table for each task. The leases of the one worker are sorted."""
+    for most in (100, state_counts.MOST_COUNTED):
+        check_plan(loaded, state_counts.newest(most=most), pages=2 * most + 50)
+        check_plan(loaded, state_counts.live(most=most), pages=3 * most + 700)
+    check_plan(loaded, state_counts.estimates(loaded.target.schema), pages=500)
 
 
 def test_start_settle_release_and_check_read_a_bounded_number_of_pages(loaded: StoreHarness) -> None:

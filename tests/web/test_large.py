@@ -71,7 +71,7 @@ PATHS: Final = (
     "/tasks?label=env%3Dprod", "/tasks?label=tenant%3D10", "/tasks?label=tenant", "/tasks?label=env%3Dprod&label=tenant%3D20",
     "/tasks?label=env%3Dprod&name=unknown", "/tasks?label=env%3Dprod&order=happened&name=unknown", "/tasks?label=env%3Dprod&state=FAILED",
     "/tasks?batch={batch}", "/tasks?parent={parent}", "/tasks?workflow={workflow}", "/tasks?name=unknown&before={old}",
-    "/tasks/{task}", "/tasks/{old}", "/tasks/{running}", "/tasks/{asking}",
+    "/tasks/new", "/tasks/{task}", "/tasks/{old}", "/tasks/{running}", "/tasks/{asking}",
     "/queues", "/workflows", "/workflows?state=RUNNING", "/workflows?state=FAILED", "/workflows?state=CANCELLED", "/workflows?name=unknown",
     "/workflows?label=env%3Dprod", "/workflows?label=tenant%3Dunknown", "/workflows?since=1h",
     "/workflows?limit=500", "/workflows?state=COMPLETED&name=unknown&label=env%3Dprod", "/workflows?before={workflow}",

@@ -29,7 +29,7 @@ async def test_the_form_has_a_field_for_each_parameter_and_sends_what_it_says(
     visitor = new_visitor("operate")
     assert 'href="/tasks/new"' in (await visitor.get("/tasks")).text
     listed = await visitor.get("/tasks/new")
-    assert "Send a task of one of 2 functions" in listed.text
+    assert "The app has 2 functions whose tasks can be sent" in listed.text
     assert 'href="/tasks/new?name=mail.welcome"' in listed.text
     page = (await visitor.get("/tasks/new", name="mail.welcome")).text
     assert re.findall(r'name="argument\.(\w+)"[^>]*?( required)?>', page) == [

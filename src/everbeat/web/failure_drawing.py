@@ -23,8 +23,8 @@ def hours_svg(by_hour: Sequence[int], *, now: datetime, counted_since: datetime 
     """Return a bar for each hour, the latest one last. Failures before `counted_since` were not counted, so their hours have no bar."""
     if not by_hour:
         return Markup("")
-    highest = max(by_hour) or 1
     known = _known(len(by_hour), now=now, counted_since=counted_since)
+    highest = max(by_hour[len(by_hour) - known :]) or 1
     bars = []
     for place in range(len(by_hour) - known, len(by_hour)):
         count = by_hour[place]

@@ -31,7 +31,7 @@ class Role(StrEnum):
     READ = "read"
     """Also read arguments, results, errors and other payloads, unless a rule hides them."""
     OPERATE = "operate"
-    """Also retry, cancel, pause, resume, signal, answer, send tasks again, and make tasks due."""
+    """Also retry, cancel, pause, resume, signal, answer, send tasks, and make tasks due."""
     ADMIN = "admin"
     """Also delete, move and reprioritise tasks, release workers, delete schedules, and set limits."""
 

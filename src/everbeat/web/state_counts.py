@@ -1,4 +1,4 @@
-"""The numbers in the tabs of the list of tasks: exact for small installations, and otherwise as far as a bounded number of rows tells."""
+"""The numbers in the tabs of the list of tasks. They are exact for small installations, and otherwise bounded counts and estimates."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
--- Count the live tasks and the failures by state and by virtual state (see fragment/task_filters). Each part reads the first `most` tasks of an index
--- in its order, so a large backlog costs no more: tasks_pending, tasks_marked and tasks_line for waiting tasks, tasks_suspended, tasks_suspect, tasks_leased, and
--- for failures tasks_failed and history_failed. `at_least` names the counts that can be too low, because there are more tasks.
+-- Count the live tasks and the failures by state and by virtual state (see fragment/task_filters). Each part reads the first `most` tasks of an index.
+-- So a large backlog costs no more. Waiting tasks are in tasks_pending, tasks_marked and tasks_line. The other indexes are tasks_suspended, tasks_suspect,
+-- tasks_leased, tasks_failed and history_failed. `at_least` names the counts that can be too low.
 with waiting as materialized (
     select t.enqueued_at, t.next_retry_at, t.wake_at from {schema}.tasks t
     where t.state = 'PENDING' and t.serial is null and t.needs_id is null

@@ -1,6 +1,5 @@
--- Estimate how many tasks there are, and how many of them are in each state, from what the last analyze of `tasks` and of each part of `history` found.
--- Only catalogs are read. A rare state can be missing, and so can all of them before the first analyze. The row without a state is the
--- number of all tasks.
+-- Estimate how many tasks there are, and how many are in each state, by the last analyze of `tasks` and of each part of `history`. Only catalogs are
+-- read. A rare state can be missing, and so can all of them before the first analyze. The row without a state is the number of all tasks.
 with part as materialized (
     select n.nspname, c.relname, greatest(c.reltuples, 0)::float8 as tasks
     from (select 'tasks' as name union all select p.name from {schema}.history_parts p) p

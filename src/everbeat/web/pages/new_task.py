@@ -99,6 +99,7 @@ def _form(
         says=_sentence(names, definition, problem),
         data={"tasks": names, "task": chosen},
         more={
+            "signatures": [(name, visit.app.tasks[name].codec.signature) for name in names],
             "fields": fields,
             "options": None if definition is None else definition.options,
             "signature": None if definition is None else f"{definition.name}{definition.codec.signature}",
@@ -125,7 +126,7 @@ def _sentence(
         return f"Send {definition.name}"
     if not names:
         return "This dashboard does not know the app, so it cannot send a task"
-    return f"Send a task of one of {amount(len(names), 'function')}"
+    return f"The app has {amount(len(names), 'function')} whose tasks can be sent"
 
 
 def parameters_of(definition: TaskDefinition) -> list[ParameterField]:

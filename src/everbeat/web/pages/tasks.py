@@ -143,7 +143,7 @@ async def _listed(visit: Visit, filters: ListFilters) -> Page:
         "continue_before": None if tasks is None else tasks.continue_before,
         "unindexed": () if tasks is None else tasks.unindexed,
         "counts": found.get("counts"),
-        "groups": None if groups is None else [_group(visit, each) for each in _by_size(groups)],
+        "groups": None if groups is None else [_group(visit, each) for each in groups],
     }
     more = {
         "rows": [(task, look_of(task, now=visit.now)) for task in shown],
@@ -155,7 +155,7 @@ async def _listed(visit: Visit, filters: ListFilters) -> Page:
         ],
         "tabs": [(value, title, (found.get("counts") or {}).get(value or ALL)) for value, title in _TABS],
         "chosen_state": filters.states[0] if len(filters.states) == 1 else "" if not filters.states else None,
-        "hours_svg": partial(hours_svg, now=visit.now, counted_since=_counted_since(visit, filters, groups)),
+        "hours_svg": partial(hours_svg, now=visit.now, counted_since=_counted_since(visit, filters, grouped)),
         "order": order,
         "is_full": tasks is not None and len(tasks) == limit,
         "older": _older(tasks, limit),
