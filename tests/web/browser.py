@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -151,6 +152,7 @@ def dashboard_process(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            env={**os.environ, "EVERBEAT_DATABASE_URL": target.url, "EVERBEAT_SCHEMA": target.schema},
         )
     try:
         yield DashboardProcess(process, log)

@@ -23,7 +23,7 @@ LONG = "w" * 200
 PLAIN = "q" * 120
 LISTS = (
     "/pulse", "/workers", "/recoveries", "/tasks", "/tasks?state=FAILED", "/tasks/new", "/queues", "/workflows", "/workflows/reconcile", "/schedules",
-    "/inbox", "/system", "/audit", "/nothing-here",
+    "/schedule-form", "/inbox", "/system", "/audit", "/nothing-here",
 )  # fmt: skip
 
 

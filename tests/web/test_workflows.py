@@ -174,7 +174,7 @@ async def test_a_schedule_is_paused_resumed_run_and_deleted(app: App, new_visito
     assert re.search(r'data-h="Next">in [^<]+<span class="two"><time datetime="' + coming[0][:19], listed)
     assert f"<title>{datetime.fromisoformat(coming[0]):%Y-%m-%d %H:%M:%S} UTC</title>" in listed
     page = (await visitor.get("/schedules/nightly/eu")).text
-    assert "every 1h" in page
+    assert "Every 1h" in page
     assert SECRET in page
     assert page.count('<use href="#s-scheduled"/></svg><div>') == 5
     document = await visitor.json("/schedules/nightly/eu")

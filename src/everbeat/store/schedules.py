@@ -75,6 +75,16 @@ class StoredSchedule(Struct, frozen=True):
     owner: str | None = None
 
 
+class StoredCall(Struct, frozen=True, kw_only=True):
+    """The options of a schedule's call that `ScheduleInfo` does not contain. `policy` and `flags` are JSON text."""
+
+    policy: str | None
+    flags: str | None
+    gates: tuple[str, ...]
+    costs: tuple[int, ...] | None
+    labels: Mapping[str, str]
+
+
 class ScheduleChange(Struct, frozen=True):
     """The reply to a change of a schedule. `owner` is the app whose code declares the schedule (None: it was made at run time).
 
@@ -271,6 +281,24 @@ def read_schedule(name: str) -> Statement[ScheduleInfo | None]:
     return Statement(
         "schedule/read_schedule", {"name": name}, lambda found: _info(found[0]) if found else None
     )
+
+
+def read_call(name: str) -> Statement[StoredCall | None]:
+    """Return what else is stored of the call of a schedule, or None if the schedule does not exist."""
+
+    def read(found: Sequence[Row]) -> StoredCall | None:
+        if not found:
+            return None
+        policy, flags, gates, costs, labels = found[0]
+        return StoredCall(
+            policy=policy,
+            flags=flags,
+            gates=tuple(gates or ()),
+            costs=None if costs is None else tuple(costs),
+            labels=labels or {},
+        )
+
+    return Statement("schedule/read_call", {"name": name}, read)
 
 
 def _info(row: Row) -> ScheduleInfo:

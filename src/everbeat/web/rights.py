@@ -33,7 +33,7 @@ class Role(StrEnum):
     OPERATE = "operate"
     """Also retry, cancel, pause, resume, signal, answer, send tasks, and make tasks due."""
     ADMIN = "admin"
-    """Also delete, move and reprioritise tasks, release workers, delete schedules, and set limits."""
+    """Also delete, move and reprioritise tasks, release workers, make, edit and delete schedules, and set limits."""
 
     @property
     def word(self) -> str:

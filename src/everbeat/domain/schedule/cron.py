@@ -150,6 +150,11 @@ def check_expression(text: str) -> None:
 
 
 @lru_cache(maxsize=1_024)
+def explained(text: str) -> str:
+    """Return a valid expression in plain English, such as "At 02:30 every day"."""
+    return CronSim(text, datetime(2000, 1, 1)).explain()  # noqa: DTZ001 - cronsim only reads the expression, so the moment is unused
+
+
 def zone_of(name: str) -> tzinfo:
     """Return a time zone. Raises KeyError if this machine does not know it."""
     if name in _UTC_NAMES:

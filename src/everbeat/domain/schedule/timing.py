@@ -18,6 +18,7 @@ from everbeat.domain.schedule.cron import (
     CronInvalid,
     check_expression,
     count_ticks,
+    explained,
     moment_of,
     ticks_backward,
     ticks_forward,
@@ -178,6 +179,15 @@ def describe(timing: Timing) -> str:
         others = len(timing.at) - 1
         return f"at {first}" + (f" and {amount(others, 'other moment')}" if others else "")
     return f"{'; '.join(timing.cron)} in {timing.timezone}"
+
+
+def in_words(timing: Timing) -> str:
+    """Return the timing in plain English, such as "At 02:30 every day, in Europe/Berlin"."""
+    if not timing.cron:
+        text = describe(timing)
+        return f"{text[0].upper()}{text[1:]}"
+    first, *others = (explained(text) for text in timing.cron)
+    return f"{'; '.join([first, *(each[0].lower() + each[1:] for each in others)])}, in {timing.timezone}"
 
 
 def _latest(

@@ -16,7 +16,7 @@ from everbeat.client.schedule_runs import last_runs
 from everbeat.domain.hiding import HIDDEN
 from everbeat.domain.schedule.cron import zone_of
 from everbeat.domain.schedule.inspection import ScheduleInfo, TickInfo
-from everbeat.domain.schedule.timing import describe
+from everbeat.domain.schedule.timing import in_words
 from everbeat.domain.task.states import TaskState
 from everbeat.errors import ConfigurationError
 from everbeat.errors.wording import amount, some
@@ -44,7 +44,7 @@ async def show(visit: Visit) -> PageResult:
         runs=("The last runs", database_of(visit.app).arun(last_runs(schedules)), {}),
     )
     ticks, runs = parts["ticks"], parts["runs"]
-    shown = [_shown(visit, each) for each in schedules]
+    shown = [shown_schedule(visit, each) for each in schedules]
     coming = {each.name: _coming(each) for each in schedules}
     data = {
         "schedules": None if found is None else [structs.asdict(each) for each in shown],
@@ -56,7 +56,7 @@ async def show(visit: Visit) -> PageResult:
     more = {
         "runs": runs,
         "rows": [
-            (each, _timing(each), marks_of(ticks.get(each.name, ())), coming[each.name], _is_late(each))
+            (each, _words(each), marks_of(ticks.get(each.name, ())), coming[each.name], _is_late(each))
             for each in shown
         ],
         "older": schedules[-1].name if len(schedules) == limit else None,
@@ -85,7 +85,8 @@ async def _ticks_of(visit: Visit, schedules: Sequence[ScheduleInfo]) -> dict[str
     return await database_of(visit.app).arun(ask(list_latest_ticks(names, limit=_MARKS)))
 
 
-def _shown(visit: Visit, found: ScheduleInfo) -> ScheduleInfo:
+def shown_schedule(visit: Visit, found: ScheduleInfo) -> ScheduleInfo:
+    """Return a schedule without what this user does not see."""
     arguments = visit.hiding.arguments(found.task, found.arguments)
     if not visit.hiding.touches(found.task):
         return structs.replace(found, arguments=arguments)
@@ -113,8 +114,9 @@ def _kind_of(tick: TickInfo) -> TickKind:
             return "missed"
 
 
-def _timing(found: ScheduleInfo) -> str:
-    return "unreadable" if found.rule is None else describe(found.rule.timing)
+def _words(found: ScheduleInfo) -> str:
+    """Return when a schedule ticks in plain English."""
+    return "unreadable" if found.rule is None else in_words(found.rule.timing)
 
 
 def _is_late(found: ScheduleInfo) -> bool:
@@ -168,7 +170,7 @@ async def show_one(visit: Visit) -> PageResult:
     hides, coming = visit.hiding.touches(found.task), _coming(found)
     explanation = parts["explanation"]
     reasons = () if explanation is None else shown_reasons(explanation.reasons, hides=hides)
-    shown = _shown(visit, found)
+    shown = shown_schedule(visit, found)
     ticks = (
         None if parts["ticks"] is None else [_shown_tick(visit, found.task, each) for each in parts["ticks"]]
     )
@@ -182,7 +184,7 @@ async def show_one(visit: Visit) -> PageResult:
     zone = zone_name(found)
     more = {
         "info": shown,
-        "timing": _timing(found),
+        "words": _words(found),
         "marks": marks_of(ticks or ()),
         "reasons": reasons,
         "coming": coming,
@@ -246,5 +248,5 @@ async def delete(visit: Visit) -> PageResult:
 
 
 def _done(visit: Visit, found: ScheduleInfo, says: str) -> ActionDone:
-    document = structs.asdict(_shown(visit, found))
+    document = structs.asdict(shown_schedule(visit, found))
     return ActionDone(goto=visit.link(f"/schedules/{found.name}"), says=says, data={"schedule": document})
