@@ -49,6 +49,8 @@ PATIENCE_S: Final = 1.0
 """How long a page waits for a database that does not respond."""
 SAID: Final = "everbeat-said"
 """The cookie that carries what an action did to the page that follows it. It lives for seconds."""
+PART: Final = "x-everbeat-part"
+"""The header with which the script of a replay requests only what differs from moment to moment."""
 _LONGEST_SAID: Final = 300
 _HEADERS: Final = {
     "content-security-policy": (
@@ -256,6 +258,8 @@ class Web:
                 return await self._html(visit, answer)
 
     async def _html(self, visit: Visit, page: Page) -> Response:
+        if visit.at is not None and PART in visit.request.headers:
+            return rendering.html_page(visit, page, vitals=Vitals(), said=None, is_part=True)
         said = unquote(visit.request.cookies.get(SAID, ""))[:_LONGEST_SAID] or None
         response = rendering.html_page(
             visit, page, vitals=await self._vitals(visit), said=said, changes=address_of(visit, page)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from msgspec import Struct
 
 from everbeat.domain.past import STEPS_S
 from everbeat.errors.wording import brief_duration
@@ -36,6 +39,36 @@ def steps_around(at: datetime, *, now: datetime) -> list[tuple[str, datetime]]:
         if moment < now:
             found.append((f"{'−' if step < 0 else '+'}{brief_duration(abs(step))}", moment))
     return found
+
+
+class Replay(Struct, frozen=True):
+    """The minutes around a past moment that a page can replay, from `since` to `until`. `around` is their middle, if it is not cut off."""
+
+    around: datetime
+    since: datetime
+    until: datetime
+
+    @property
+    def length_s(self) -> int:
+        """Return the length of the replay in seconds."""
+        return int((self.until - self.since).total_seconds())
+
+
+def replay_of(at: datetime, around: str | None, *, now: datetime) -> Replay:
+    """Return the replay that contains the shown moment: that around the moment of the parameter `around`, or around the shown one."""
+    middle = None if around is None else read_moment(around)
+    if middle is None or abs(middle - at) > REPLAYED:
+        middle = at
+    # A step is not shown before its end has passed, because the records of the last seconds are not complete.
+    steps = min(2 * REPLAYED, max(now - _SETTLED - (middle - REPLAYED), STEP)) // STEP
+    return Replay(middle, middle - REPLAYED, middle - REPLAYED + steps * STEP)
+
+
+REPLAYED: Final = timedelta(minutes=5)
+"""How much is replayed before a moment, and after it."""
+STEP: Final = timedelta(seconds=10)
+"""How far apart the replayed moments are. The script loads one a second, so a replay runs at ten times the speed."""
+_SETTLED: Final = timedelta(seconds=1)
 
 
 def written(at: datetime) -> str:

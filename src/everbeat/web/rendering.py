@@ -19,7 +19,7 @@ from everbeat.errors import EverbeatError
 from everbeat.errors.wording import amount, visible, visible_json
 from everbeat.web import wording
 from everbeat.web.database_problems import Told
-from everbeat.web.moments import steps_around, written
+from everbeat.web.moments import STEP, replay_of, steps_around, written
 from everbeat.web.navigation import PLACES
 from everbeat.web.page import Page, Visit
 from everbeat.web.refusals import RequestRefused, status_of
@@ -78,9 +78,18 @@ def _static(name: str) -> str:
 
 
 def html_page(
-    visit: Visit, page: Page, *, vitals: Vitals, said: str | None, changes: str | None = None
+    visit: Visit,
+    page: Page,
+    *,
+    vitals: Vitals,
+    said: str | None,
+    changes: str | None = None,
+    is_part: bool = False,
 ) -> Response:
-    """Return a page as HTML. `changes` is the address of the stream that notifies its viewers of changes."""
+    """Return a page as HTML. `changes` is the address of the stream that notifies its viewers of changes.
+
+    `is_part`: only what differs from moment to moment, for the script that replays the past.
+    """
     cookies = visit.request.cookies
     theme = cookies.get("everbeat-theme")
     context = {
@@ -93,6 +102,9 @@ def html_page(
         "link": visit.link,
         "ago": partial(wording.ago, now=visit.now),
         "around": partial(steps_around, now=visit.now),
+        "replay": None if visit.at is None else replay_of(visit.at, visit.query.get("around"), now=visit.now),
+        "replay_step_s": int(STEP.total_seconds()),
+        "is_part": is_part,
         "theme": theme if theme in ("light", "dark") else "auto",
         "clock_kind": "utc" if cookies.get("everbeat-clock") == "utc" else "local",
         "here": visit.request.scope["path"].removeprefix(visit.request.scope.get("root_path", "")),

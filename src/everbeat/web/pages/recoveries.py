@@ -181,6 +181,7 @@ def _content(visit: Visit, picture: PulsePicture) -> dict[str, Any]:
         "missing": _missing(visit, wanted)
         if incident is None and (wanted := visit.query.get("incident"))
         else "",
+        "replayed": None if incident is None else _replayed(incident),
         "before_at": [] if incident is None else _moments(incident, picture.at),
         "problem": picture.problem,
     }
@@ -236,6 +237,12 @@ def _moments(incident: Incident, at: datetime) -> list[tuple[str, str]]:
         ("5 minutes after", incident.noticed_at + timedelta(minutes=5)),
     ]
     return [(words, written(moment)) for words, moment in moments if moment <= at]
+
+
+def _replayed(incident: Incident) -> dict[str, str]:
+    """Return the parameters of the link that replays an incident: it begins a minute before the death."""
+    begin = incident.at - timedelta(minutes=1)
+    return {"at": written(begin), "around": written(incident.at), "play": "1"}
 
 
 def _marks(incident: Incident, axis: Axis) -> list[tuple[str, float, str]]:

@@ -92,6 +92,21 @@ function loadAgain() {
 
 if (root.dataset.refresh) window.setTimeout(loadAgain, 1000 * Number(root.dataset.refresh));
 
+// ---------- parts that a script replaces ----------
+function replace(id, html) {
+  const place = document.getElementById(id);
+  if (!place) return;
+  const focused = place.contains(document.activeElement) ? document.activeElement : null;
+  const href = focused?.getAttribute("href");
+  const key = focused?.id;
+  place.innerHTML = html;
+  localise(place);
+  offerCopies(place);
+  if (!focused) return;
+  const again = key ? document.getElementById(key) : href ? place.querySelector(`[href="${CSS.escape(href)}"]`) : null;
+  again?.focus({ preventScroll: true });
+}
+
 localise(document);
 offerCopies(document);
-window.everbeat = { localise, offerCopies };
+window.everbeat = { localise, offerCopies, replace };

@@ -9,20 +9,6 @@ const AGAIN_MS = 3000;
 const SILENT_MS = 10000;
 const UNANSWERED = "Not live: the dashboard does not answer. This page shows its last state.";
 
-function replace(id, html) {
-  const place = document.getElementById(id);
-  if (!place) return;
-  const focused = place.contains(document.activeElement) ? document.activeElement : null;
-  const href = focused?.getAttribute("href");
-  const key = focused?.id;
-  place.innerHTML = html;
-  window.everbeat.localise(place);
-  window.everbeat.offerCopies(place);
-  if (!focused) return;
-  const again = key ? document.getElementById(key) : href ? place.querySelector(`[href="${CSS.escape(href)}"]`) : null;
-  again?.focus({ preventScroll: true });
-}
-
 if (live) {
   const address = new URL(live.dataset.live, document.baseURI);
   if (isCalm) address.searchParams.set("calm", "1");
@@ -47,7 +33,7 @@ if (live) {
     source.addEventListener("parts", (event) => {
       heard();
       document.documentElement.dataset.liveAt = String(Date.now());
-      for (const [id, html] of Object.entries(JSON.parse(event.data))) replace(id, html);
+      for (const [id, html] of Object.entries(JSON.parse(event.data))) window.everbeat.replace(id, html);
     });
     source.addEventListener("away", (event) => {
       heardAt = Date.now();
