@@ -118,6 +118,7 @@ def _fill(made: Installation) -> None:
     made.ones = {
         "running task": f"/tasks/{running.id}", "failed task": f"/tasks/{failed}", "asking task": f"/tasks/{asking}",
         "recovered task": f"/tasks/{lost.id}", "workflow": f"/workflows/{workflow}", "worker": "/workers/worker-" + "w" * 90,
+        "tree": "/workers/supervisor-" + "s" * 90,
         "schedule": "/schedules/" + "s" * 60, "new task": f"/tasks/new?name={LONG}", "new task without parameters": "/tasks/new?name=nothing",
     }  # fmt: skip
 

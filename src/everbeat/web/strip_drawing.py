@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import WINDOW_S
@@ -275,13 +275,13 @@ def _of_past(ago_s: float) -> float:
     return max(0.0, min(100.0, 100 * (WINDOW_S - ago_s) / WINDOW_S))
 
 
-def sparkline(values: Sequence[float], *, tone: str = "soft") -> Markup:
-    """Return a line of values, oldest first."""
-    return _sparkline(tuple(values), tone)
+def sparkline(values: Sequence[float], *, tone: str = "soft", label: str | None = None) -> Markup:
+    """Return a line of values, oldest first. `label` describes it in words. Without it, the page has the same in words beside the line."""
+    return _sparkline(tuple(values), tone, label)
 
 
 @lru_cache(maxsize=512)
-def _sparkline(values: tuple[float, ...], tone: str) -> Markup:
+def _sparkline(values: tuple[float, ...], tone: str, label: str | None) -> Markup:
     """Return the drawing of a line. A page draws a hundred lines, which change only when their series is read again."""
     if len(values) < 2:
         return Markup("")
@@ -292,8 +292,9 @@ def _sparkline(values: tuple[float, ...], tone: str) -> Markup:
         f"{place * step:.1f} {17 - 14 * (value - lowest) / size:.1f}" for place, value in enumerate(values)
     ]
     path = "M" + "L".join(points)
+    told = 'aria-hidden="true"' if label is None else f'role="img" aria-label="{escape(label)}"'
     return Markup(
-        f'<svg class="spark" viewBox="0 0 88 20" preserveAspectRatio="none" aria-hidden="true"><path class="l-{tone}" d="{path}"/></svg>'
+        f'<svg class="spark" viewBox="0 0 88 20" preserveAspectRatio="none" {told}><path class="l-{tone}" d="{path}"/></svg>'
     )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct, structs
 
+from everbeat.client.database_access import database_of
 from everbeat.domain.documents import task_document
-from everbeat.domain.inspection import SupervisorInfo, WorkerInfo
+from everbeat.domain.inspection import SupervisorInfo, WorkerInfo, WorkerStateInfo
 from everbeat.domain.pulse.judging import TreeState
 from everbeat.domain.pulse.memory import TreeTrace
 from everbeat.domain.pulse.sample import SampledWorker
@@ -19,13 +20,16 @@ from everbeat.domain.pulse.wording import names_of
 from everbeat.domain.recovery.liveness import FAREWELL
 from everbeat.errors import UnknownName
 from everbeat.errors.wording import amount, brief_duration, spoken_way
+from everbeat.store.plan import ask
+from everbeat.store.snapshots import latest_states
 from everbeat.web import rendering
 from everbeat.web.live import Parts, PulsePicture
 from everbeat.web.page import ActionDone, Page, PageResult, Visit
 from everbeat.web.pages.pulse import TREE_MARKS, mini_of, times_of, tree_document, vital_html
 from everbeat.web.past import read_past
 from everbeat.web.refusals import RequestRefused
-from everbeat.web.strip_drawing import mini_svg, slots_svg, sparkline
+from everbeat.web.snapshot_lines import NAMES, lines_of
+from everbeat.web.strip_drawing import mini_svg, slots_svg
 from everbeat.web.wording import Mark
 
 COMMAND: Final = "everbeat workers"
@@ -34,6 +38,8 @@ _TROUBLE: Final = (TreeState.SUSPECT, TreeState.LATE)
 _SHOWN: Final = 200
 _MOST_PROCESSES: Final = 64
 _SNAPSHOTS: Final = 240
+_SNAPSHOTS_OF_EACH: Final = 120
+_MOST_DRAWN: Final = 16
 _MOST_LISTED: Final = 1_000
 _DEPARTED: Final = timedelta(hours=24)
 _SLOW_LAG_MS: Final = 1_000
@@ -102,6 +108,7 @@ async def show_one(visit: Visit) -> PageResult:
     picture = await visit.web.live.picture()
     trace = next((each for each in picture.memory.traces if party in _ids(each)), None)
     known = None if trace is not None else await _known(visit, party)
+    worker = None if trace is None else next((each for each in trace.workers if each.id == party), None)
     found = await visit.parts(
         tasks=(
             "Its tasks",
@@ -109,13 +116,13 @@ async def show_one(visit: Visit) -> PageResult:
             None,
         ),
         snapshots=("Its snapshots", visit.app.aworker_states(party, limit=_SNAPSHOTS), []),
+        processes=("The snapshots of its processes", _processes(visit, trace, worker), {}),
         recoveries=("Its recoveries", visit.app.arecoveries(worker=party, limit=50), []),
     )
     if trace is None and known is None and found["tasks"] is not None and not any(found.values()):
         raise UnknownName("worker or supervisor", [party], known=_living(picture.memory.traces))
     tasks = [visit.hiding.summary(task) for task in found["tasks"] or ()]
-    worker = None if trace is None else next((each for each in trace.workers if each.id == party), None)
-    snapshots = list(reversed(found["snapshots"]))
+    snapshots, processes = found["snapshots"], found["processes"]
     return Page(
         template="worker.html",
         title=party,
@@ -124,14 +131,17 @@ async def show_one(visit: Visit) -> PageResult:
             "worker": worker if worker is not None else known,
             "tree": None if trace is None else tree_document(trace, (), picture),
             "tasks": None if found["tasks"] is None else [task_document(task) for task in tasks],
-            "snapshots": found["snapshots"],
+            "snapshots": [*snapshots, *(state for states in processes.values() for state in states)],
         },
         more={
             "trace": trace,
             "held": None if found["tasks"] is None else tasks,
             "found_recoveries": found["recoveries"],
-            "lines": _lines(snapshots),
-            "last": snapshots[-1] if snapshots else None,
+            "lines": lines_of(snapshots),
+            "last": snapshots[0] if snapshots else None,
+            "names": NAMES,
+            "processes": [(worker_id, lines_of(states)) for worker_id, states in processes.items()],
+            "not_drawn": 0 if not processes or trace is None else len(trace.crew) - len(processes),
             "mark": None if trace is None else _mark_of(trace, worker),
             "one": worker if worker is not None else None if trace is None else trace.tree,
             **times_of(picture),
@@ -433,17 +443,14 @@ def _mark_of(trace: TreeTrace, worker: SampledWorker | None) -> Mark:
     return TREE_MARKS[TreeState.DEAD if worker.is_dead else TreeState.LEFT]
 
 
-def _lines(snapshots: Sequence[Any]) -> list[tuple[str, str, str]]:
-    """Return the figures of the snapshots as lines, each with its last value."""
-    if not snapshots:
-        return []
-    last = snapshots[-1]
-    return [
-        ("RSS", sparkline([each.rss_bytes for each in snapshots]), f"{last.rss_bytes / 2**20:.0f} MiB"),
-        ("CPU", sparkline([each.cpu_percent for each in snapshots]), f"{last.cpu_percent:.0f} %"),
-        ("Loop lag", sparkline([each.loop_lag_ms for each in snapshots]), f"{last.loop_lag_ms:.0f} ms"),
-        ("Running", sparkline([each.running for each in snapshots]), f"{last.running} of {last.slots}"),
-    ]
+async def _processes(
+    visit: Visit, trace: TreeTrace | None, worker: SampledWorker | None
+) -> Mapping[str, Sequence[WorkerStateInfo]]:
+    """Return the last snapshots of the live processes of a tree, by worker. A page about one worker has none."""
+    if trace is None or worker is not None:
+        return {}
+    ids = [each.id for each in trace.crew[:_MOST_DRAWN]]
+    return await database_of(visit.app).arun(ask(latest_states(ids, each=_SNAPSHOTS_OF_EACH)))
 
 
 def _document(panel: TreePanel, picture: PulsePicture) -> dict[str, Any]:
