@@ -54,7 +54,7 @@ async def test_a_tree_has_the_lines_of_its_live_processes_of_the_last_snapshots(
     assert "figures-of" not in (await visitor.get("/workers/x00")).text
 
 
-async def test_values_that_are_no_numbers_do_not_break_a_line(
+async def test_values_that_are_not_finite_do_not_break_a_line(
     workers: Workers, new_visitor: NewVisitor
 ) -> None:
     add(workers, "w1", last=2)

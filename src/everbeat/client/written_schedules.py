@@ -1,4 +1,4 @@
-"""Schedules that a person writes into a form: the task is known by its name, and an edited schedule keeps what the form does not contain."""
+"""Schedules that a person writes into a form. The task is known by its name, and an edit keeps what the form does not contain."""
 
 from __future__ import annotations
 

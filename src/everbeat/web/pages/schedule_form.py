@@ -59,7 +59,7 @@ _MORE: Final[Mapping[str, str]] = {
 _COMMAND: Final = "everbeat schedules next --cron {} --timezone {}"
 
 
-class Mistake(Struct, frozen=True, kw_only=True):
+class FieldMistake(Struct, frozen=True, kw_only=True):
     """A field that the app refuses: the code, the message and the fix of its error."""
 
     code: str
@@ -79,12 +79,12 @@ class Edited(Struct, frozen=True, kw_only=True):
         return self.info.changed_at.isoformat()
 
 
-class Draft(Struct, kw_only=True):
+class DraftSchedule(Struct, kw_only=True):
     """The schedule that a form describes. `definition` is None if there are mistakes."""
 
     schedule: Schedule | None = None
     definition: Definition | None = None
-    mistakes: list[Mistake] = []
+    mistakes: list[FieldMistake] = []
 
     def settle(self, check: Callable[[], T]) -> T | None:
         """Return the result of the check, or note the mistakes that it raises."""
@@ -92,13 +92,13 @@ class Draft(Struct, kw_only=True):
             return check()
         except ConfigurationError as error:
             self.mistakes += [
-                Mistake(
+                FieldMistake(
                     code=each.code, message=structs.replace(each, where=None).finding(), fix=f"{each.fix}."
                 )
                 for each in error.problems
             ]
         except PayloadError as error:
-            self.mistakes.append(Mistake(code=error.code, message=error.message, fix=error.fix))
+            self.mistakes.append(FieldMistake(code=error.code, message=error.message, fix=error.fix))
         return None
 
 
@@ -194,14 +194,14 @@ def _unknown_task(task: str) -> RequestRefused:
     )
 
 
-def _draft(visit: Visit, fields: ScheduleFields, edited: Edited | None) -> Draft:
+def _draft(visit: Visit, fields: ScheduleFields, edited: Edited | None) -> DraftSchedule:
     """Return the schedule that the fields describe, checked as the app does when a program puts it."""
-    draft = Draft(mistakes=[])
+    draft = DraftSchedule(mistakes=[])
     draft.settle(fields.require_visible)
     task = fields.get("task") or ""
     if task not in visit.app.tasks:
         refusal = _unknown_task(task)
-        draft.mistakes.append(Mistake(code=refusal.code, message=refusal.message, fix=refusal.fix))
+        draft.mistakes.append(FieldMistake(code=refusal.code, message=refusal.message, fix=refusal.fix))
         call: Any = None
     else:
         known = len(draft.mistakes)
@@ -219,25 +219,30 @@ def _draft(visit: Visit, fields: ScheduleFields, edited: Edited | None) -> Draft
         if schedule is not None and not draft.mistakes:
             definition = draft.settle(lambda: stored_definition(visit.app, schedule))
             if definition is not None:
-                return Draft(schedule=schedule, definition=definition)
+                return DraftSchedule(schedule=schedule, definition=definition)
     return draft
 
 
-def _changes(draft: Draft, edited: Edited) -> list[tuple[str, str, str]]:
+def _changes(draft: DraftSchedule, edited: Edited) -> list[tuple[str, str, str]]:
     assert draft.definition is not None
     later = ScheduleFields.of_definition(draft.definition)
     return ScheduleFields.of_info(edited.info).changes(later)
 
 
 def _page(
-    visit: Visit, fields: ScheduleFields, edited: Edited | None, *, says: str, draft: Draft | None = None
+    visit: Visit,
+    fields: ScheduleFields,
+    edited: Edited | None,
+    *,
+    says: str,
+    draft: DraftSchedule | None = None,
 ) -> Page:
     definition = None if draft is None else draft.definition
     info = None if edited is None else edited.info
     title = "New schedule" if edited is None else f"Edit {edited.info.name}"
     coming = [] if definition is None else list(islice(coming_ticks(definition, info, now=visit.now), _NEXT))
     timing = None if definition is None else definition.rule.timing
-    mistakes: Sequence[Mistake] = () if draft is None else draft.mistakes
+    mistakes: Sequence[FieldMistake] = () if draft is None else draft.mistakes
     replaced: Sequence[str] = ()
     if definition is not None and edited is not None and definition.call.task == edited.info.task:
         replaced = edited.kept.replaced
