@@ -23,8 +23,9 @@ LONG = "w" * 200
 PLAIN = "q" * 120
 LISTS = (
     "/pulse", "/workers", "/recoveries", "/tasks", "/tasks?state=FAILED", "/tasks/new", "/queues", "/workflows", "/workflows/reconcile", "/schedules",
-    "/schedule-form", "/inbox", "/system", "/audit", "/nothing-here",
+    "/inbox", "/system", "/audit", "/nothing-here",
 )  # fmt: skip
+FORMS = ("/schedule-form",)
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Installation:
     @property
     def pages(self) -> dict[str, str]:
         """Return the addresses of all pages, with names for the report of a test."""
-        return {**{path: path for path in LISTS}, **self.ones}
+        return {**{path: path for path in (*LISTS, *FORMS)}, **self.ones}
 
 
 @contextmanager
