@@ -59,7 +59,7 @@ def replay_of(at: datetime, around: str | None, *, now: datetime) -> Replay:
     middle = None if around is None else read_moment(around)
     if middle is None or abs(middle - at) > REPLAYED:
         middle = at
-    # A step is not shown before its end has passed, because the records of the last seconds are not complete.
+    # The records of the last second are not complete yet.
     steps = min(2 * REPLAYED, max(now - _SETTLED - (middle - REPLAYED), STEP)) // STEP
     return Replay(middle, middle - REPLAYED, middle - REPLAYED + steps * STEP)
 

@@ -66,6 +66,11 @@ class FieldMistake(Struct, frozen=True, kw_only=True):
     message: str
     fix: str | None
 
+    @classmethod
+    def of_refusal(cls, refusal: RequestRefused) -> FieldMistake:
+        """Return a refusal of this page as a mistake of the form."""
+        return cls(code=refusal.code, message=refusal.message, fix=refusal.fix)
+
 
 class Edited(Struct, frozen=True, kw_only=True):
     """The stored schedule that is edited, and the options of its call that it keeps."""
@@ -115,6 +120,8 @@ async def preview(visit: Visit) -> PageResult:
     fields = ScheduleFields.read(visit.form)
     edited = await _submitted(visit, fields)
     draft = _draft(visit, fields, edited)
+    if (taken := await _name_taken(visit, fields)) is not None:
+        draft = DraftSchedule(mistakes=[FieldMistake.of_refusal(taken), *draft.mistakes])
     if draft.mistakes:
         verb = "prevents" if len(draft.mistakes) == 1 else "prevent"
         says = f"{amount(len(draft.mistakes), 'mistake')} {verb} saving"
@@ -129,6 +136,8 @@ async def put(visit: Visit) -> PageResult:
     """Store the schedule. Raises what `App.put_schedule` raises, and RequestRefused if the schedule is not the one that was edited."""
     fields = ScheduleFields.read(visit.form)
     edited = await _submitted(visit, fields)
+    if (taken := await _name_taken(visit, fields)) is not None:
+        raise taken
     draft = _draft(visit, fields, edited)
     if draft.schedule is None:
         first = draft.mistakes[0]
@@ -141,15 +150,9 @@ async def put(visit: Visit) -> PageResult:
 
 
 async def _submitted(visit: Visit, fields: ScheduleFields) -> Edited | None:
-    """Return the schedule that the form edits, or None for a new one.
-
-    Raises RequestRefused if an operator has changed the schedule since the form was opened, or if a new one has the name of another.
-    """
+    """Return the schedule that the form edits, or None for a new one. Raises RequestRefused if it was changed since the form was opened."""
     name, seen = fields.get("name"), visit.form.get("seen")
     if seen is None:
-        if name is not None and await _known(visit, name) is not None:
-            message = f"There is a schedule {name!r} already, so nothing was saved."
-            raise RequestRefused(409, "SCHEDULE_EXISTS", message, fix="use another name, or edit that one.")
         return None
     edited = await _edited(visit, visit.form.require("name"))
     if edited.seen != seen:
@@ -158,11 +161,17 @@ async def _submitted(visit: Visit, fields: ScheduleFields) -> Edited | None:
     return edited
 
 
-async def _known(visit: Visit, name: str) -> ScheduleInfo | None:
+async def _name_taken(visit: Visit, fields: ScheduleFields) -> RequestRefused | None:
+    """Return why a new schedule cannot have its name: `App.put_schedule` would replace the schedule that has it."""
+    name = fields.get("name")
+    if name is None or visit.form.get("seen") is not None:
+        return None
     try:
-        return await visit.app.aschedule_info(name)
+        await visit.app.aschedule_info(name)
     except (UnknownName, ConfigurationError):  # the checks of the form say what is wrong with a name
         return None
+    message = f"There is a schedule {name!r} already, so nothing was saved."
+    return RequestRefused(409, "SCHEDULE_EXISTS", message, fix="use another name, or edit that one.")
 
 
 async def _edited(visit: Visit, name: str) -> Edited:
@@ -196,12 +205,11 @@ def _unknown_task(task: str) -> RequestRefused:
 
 def _draft(visit: Visit, fields: ScheduleFields, edited: Edited | None) -> DraftSchedule:
     """Return the schedule that the fields describe, checked as the app does when a program puts it."""
-    draft = DraftSchedule(mistakes=[])
+    draft = DraftSchedule()
     draft.settle(fields.require_visible)
     task = fields.get("task") or ""
     if task not in visit.app.tasks:
-        refusal = _unknown_task(task)
-        draft.mistakes.append(FieldMistake(code=refusal.code, message=refusal.message, fix=refusal.fix))
+        draft.mistakes.append(FieldMistake.of_refusal(_unknown_task(task)))
         call: Any = None
     else:
         known = len(draft.mistakes)
