@@ -48,12 +48,13 @@ class ShiftedTime:
     def __init__(self, environment: RecoveryEnvironment, *, began: datetime) -> None:
         self._environment = environment
         self._began = began
+        self.ahead = timedelta(0)
 
     async def run(self, statement: Statement[T], *, patience_s: float | None = None) -> T:
         answer = await self._environment.statements.run(statement, patience_s=patience_s)
         assert isinstance(answer, series.RatesWritten)
         shifted: Any = replace(
-            answer, now=self._began + timedelta(seconds=self._environment.clock.monotonic())
+            answer, now=self._began + self.ahead + timedelta(seconds=self._environment.clock.monotonic())
         )
         return shifted  # type: ignore[no-any-return]
 
@@ -132,6 +133,27 @@ async def test_counts_before_and_after_the_end_of_a_minute_are_separate(
         (began, 15),
         (began + timedelta(minutes=1), 48),
     ]
+
+
+async def test_counts_after_the_clock_was_set_back_add_to_those_before(
+    observer: ManualObserver, db: StoreHarness
+) -> None:
+    environment = observer.environment()
+    shifted = ShiftedTime(environment, began=minute(db) - timedelta(minutes=4))
+    writer = RatesWriter(replace(environment, statements=shifted))
+    start(environment, times=5)
+    await writer.write()
+    for ahead in (timedelta(minutes=20), timedelta(0)):
+        shifted.ahead = ahead
+        await observer.clock.advance(61)
+        await writer.write()
+        start(environment)
+        await writer.write()  # the time is read again, and the minutes before the jump are forgotten
+    shifted.ahead = timedelta(seconds=-122)
+    await observer.clock.advance(61)
+    start(environment, times=3)
+    await writer.write()
+    assert {each.at: each.started for each in counted(db)}[minute(db) - timedelta(minutes=4)] == 8
 
 
 async def test_a_supervisor_that_gets_another_id_continues_its_rows(

@@ -17,7 +17,7 @@ from everbeat.store.statement import Statement
 from everbeat.store.target import Target
 from tests.store.conftest import StoreHarness
 from tests.store.plans import pages_of, plan
-from tests.store.test_rate_sums import bounds, check_retention
+from tests.store.test_rate_sums import bounds, check_retention, set_back
 from tests.store.test_series import now
 
 SAMPLE = """
@@ -121,6 +121,18 @@ def test_a_span_without_a_sample_is_not_drawn_and_an_empty_one_is_zero(db: Store
 def test_a_span_that_ended_a_moment_ago_is_not_added(db: StoreHarness) -> None:
     sample(db, "mail", 3, ago="9 minutes")
     assert add_all(db) == 0
+
+
+def test_peaks_are_found_again_after_the_clock_was_set_back(db: StoreHarness) -> None:
+    sample(db, "mail", 3, ago="45 minutes")
+    add_all(db)
+    set_back(db, "30 minutes")
+    db.run(series.delete_early())
+    set_back(db, "-31 minutes")  # time passes
+    sample(db, "mail", 9, ago="15 minutes")
+    add_all(db)
+    assert [each.due for each in chart(db)] == [3, 9]
+    assert [due for is_total, _, due in peaks(db, 60) if is_total and due] == [3, 9]
 
 
 def test_an_installation_without_samples_has_no_peaks(db: StoreHarness) -> None:

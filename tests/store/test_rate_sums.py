@@ -179,6 +179,48 @@ def test_rates_that_other_code_has_not_summed_are_counted(db: StoreHarness) -> N
     assert shown(db) == 8
 
 
+def set_back(db: StoreHarness, by: str) -> None:
+    """Set the clock of the server back: all that is stored is then later by as much."""
+    for table in ("rates", "rate_sums", "depths", "depth_peaks"):
+        for step in (f"100 years {by}", "-100 years"):  # so that no row meets another one on the way
+            db.connection.execute(db.plain(f"update {{schema}}.{table} set at = at + %s::interval"), [step])
+
+
+def test_charts_show_counts_after_the_clock_was_set_back(db: StoreHarness) -> None:
+    write(db, counts(minute(db), started=3), ago="3 hours")
+    sum_all(db)
+    set_back(db, "1 hour")
+    db.run(series.delete_early())
+    set_back(db, "-25 minutes")  # time passes
+    for number, ago in enumerate((0, 2, 15)):
+        db.run(series.write_rates([counts(minute(db), started=5)], supervisor=f"s{number}"))
+        aged = db.plain("update {schema}.rates set at = at - %s where supervisor = %s")
+        db.connection.execute(aged, [timedelta(minutes=ago), f"s{number}"])
+    assert shown(db) == 15
+    sum_all(db)
+    assert shown(db) == 15
+    assert sum(started for is_total, _, started in summed(db, 60) if is_total) == 10
+
+
+def test_only_sums_of_spans_that_are_not_over_are_early(db: StoreHarness) -> None:
+    db.connection.execute(db.plain(FILL), {"queues": 1, "names": 1, "every": 50})
+    sum_all(db)
+    before = {seconds: len(summed(db, seconds)) for seconds in SUMS_KEPT_S}
+    db.run(series.delete_early())
+    assert {seconds: len(summed(db, seconds)) for seconds in SUMS_KEPT_S} == before
+    set_back(db, "1 hour")
+    db.run(series.delete_early())
+    ends = db.connection.execute(
+        db.plain(
+            "select seconds, max(at + seconds * interval '1 s') - now() from {schema}.rate_sums group by 1"
+        )
+    )
+    late = {seconds: end.total_seconds() for seconds, end in ends.fetchall()}
+    assert -120 < late[60] <= 0
+    assert -1_200 < late[300] <= -600
+    assert -2 * 3_600 < late[3_600] <= -600
+
+
 def test_old_sums_are_deleted_and_younger_ones_are_kept(db: StoreHarness) -> None:
     db.connection.execute(db.plain(FILL), {"queues": 1, "names": 1, "every": 50})
     sum_all(db)
@@ -233,6 +275,7 @@ def test_charts_of_100_000_rates_and_actions_read_few_pages(database_url: str) -
         marks = touched(db, charts.marks(since=since, until=until))
         most["series/sum_rates", ""] = touched(db, series.sum_rates())
         most["series/sum_minutes", ""] = touched(db, series.sum_minutes())
+        most["series/delete_early", ""] = touched(db, series.delete_early())
         connection.execute(db.plain("drop schema {schema} cascade"))
         db.database.close()
     print(most, marks)

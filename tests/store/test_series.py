@@ -276,6 +276,17 @@ def test_the_first_sample_of_a_minute_has_the_size_of_the_tables(db: StoreHarnes
     assert found.dead_rows >= 0
 
 
+def test_samples_continue_after_the_clock_was_set_back(db: StoreHarness) -> None:
+    db.send()
+    sample(db)
+    db.connection.execute(db.plain("update {schema}.depths set at = at + interval '1 hour'"))
+    db.connection.execute(db.plain("update {schema}.turns set taken_at = taken_at + interval '1 hour'"))
+    assert sample(db, "s2") is True
+    db.run(series.delete_early())
+    found = db.run(series.depths(since=LONG_AGO, until=NEVER, bucket_s=3_600))
+    assert [each.at <= now(db) for each in found] == [True]
+
+
 def test_samples_become_sparser_with_age(db: StoreHarness) -> None:
     insert = db.plain(
         "insert into {schema}.depths (seconds, at, queue, due) select case when n %% 360 = 0 then 3600 when n %% 6 = 0 then 60 else 10 end,"

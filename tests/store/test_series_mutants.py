@@ -14,13 +14,14 @@ from tests.store.test_mutants import Mutant, notices, scenario
 
 __all__ = ["scenario"]
 
-WRITE, ROLL_UP, SUM, MINUTES, SAMPLE, PEAKS = (
+WRITE, ROLL_UP, SUM, MINUTES, SAMPLE, PEAKS, EARLY = (
     "series/write_rates",
     "series/roll_up_rates",
     "series/sum_rates",
     "series/sum_minutes",
     "series/sample_depths",
     "series/add_peaks",
+    "series/delete_early",
 )
 
 MUTANTS = [
@@ -103,6 +104,26 @@ MUTANTS = [
     Mutant(
         "a chart that ignores the rates after the sums", "series/list_total_rates", "x.at < %(until)s", "x.at < %(since)s",
         sums.test_rates_that_other_code_has_not_summed_are_counted,
+    ),
+    Mutant(
+        "sums that stay although the clock was set back", EARLY, "x.at > statement_timestamp() - l.rates_after", "false",
+        sums.test_charts_show_counts_after_the_clock_was_set_back,
+    ),
+    Mutant(
+        "sums that are deleted although their span is over", EARLY, "x.at > statement_timestamp() - l.rates_after", "true",
+        sums.test_only_sums_of_spans_that_are_not_over_are_early,
+    ),
+    Mutant(
+        "peaks that stay although the clock was set back", EARLY, "x.at > statement_timestamp() - l.peaks_after", "false",
+        peaks.test_peaks_are_found_again_after_the_clock_was_set_back,
+    ),
+    Mutant(
+        "samples that stay although the clock was set back", EARLY, "x.at > statement_timestamp() for update", "false for update",
+        counts.test_samples_continue_after_the_clock_was_set_back,
+    ),
+    Mutant(
+        "a sample of the future that counts as the first of this minute", SAMPLE, "00:00+00')\n              and d.at <= statement_timestamp()",
+        "00:00+00')\n", counts.test_samples_continue_after_the_clock_was_set_back,
     ),
     Mutant(
         "a sample by each supervisor", SAMPLE, "from turn\n), kept", "from (select 1) x\n), kept",

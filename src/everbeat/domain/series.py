@@ -286,6 +286,10 @@ class RateBook:
         self._minutes = {minute: rows for minute, rows in self._minutes.items() if before <= minute <= after}
         self._changed = {key: None for key in self._changed if key[0] in self._minutes}
 
+    def begin_again(self) -> None:
+        """Drop all minutes, because their rows are continued under another id."""
+        self._minutes, self._changed = {}, {}
+
     def totals(self, *more: Iterable[RateCounts]) -> list[RateCounts]:
         """Return the counts of all minutes, also of those that were dropped, together with `more` counts."""
         joined: dict[tuple[str, str], RateCounts] = {}

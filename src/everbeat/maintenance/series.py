@@ -36,7 +36,8 @@ class RatesWriter:
     """A service in every supervisor that writes the counts of its tree. A tree in which nothing happens writes nothing.
 
     The rows contain absolute values, so a statement can be repeated after a lost reply. They have an id that stays the same when the
-    supervisor gets another one, because new rows with the same counts would count twice.
+    supervisor gets another one, because new rows with the same counts would count twice. If the server's clock was set back, minutes come
+    again. The writer then has forgotten their counts. So it begins new rows with another id, which add to those that exist.
     """
 
     name = "rates"
@@ -109,6 +110,9 @@ class RatesWriter:
         return self._calculated()
 
     def _set_time(self, now: datetime) -> None:
+        if self._now is not None and now < self._calculated() - _MINUTE:
+            self._id = new_id()
+            self._book.begin_again()
         self._now, self._now_at = now, self._clock.monotonic()
 
     def _calculated(self) -> datetime:
@@ -147,6 +151,7 @@ class DepthSampler:
         """Take a sample, unless it is another supervisor's turn. After the first sample of a minute, add up what is old."""
         supervisor_id = self._environment.observer.supervisor_id
         if await self._environment.run_once(series.sample_depths(taken_by=supervisor_id)):
+            await self._environment.run_once(series.delete_early())
             while await self._environment.run_once(series.roll_up_rates()) >= series.MOST_ROLLED_UP:
                 pass
             await self._environment.run_once(series.sum_minutes())

@@ -82,6 +82,16 @@ def add_peaks() -> Statement[bool]:
     return Statement("series/add_peaks", parameters, rows.only(bool))
 
 
+def delete_early() -> Statement[None]:
+    """Delete the samples, sums and peaks of times that are not over. The clock was set back after they were stored."""
+    levels = list(SUMS_KEPT_S)
+    parameters = {
+        "levels": levels, "peak_settled_s": [LEAST_SETTLE_S] * len(levels),
+        "rate_settled_s": [0 if each == 60 else SUMS_SETTLE_S.get(each, LEAST_SETTLE_S) for each in levels],
+    }  # fmt: skip
+    return Statement("series/delete_early", parameters, rows.nothing)
+
+
 def sample_depths(
     *, taken_by: str, interval_ms: int = SAMPLE_EVERY_MS, most: int = MOST_COUNTED
 ) -> Statement[bool | None]:

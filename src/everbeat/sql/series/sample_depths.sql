@@ -1,17 +1,20 @@
 -- Count the live tasks of each queue and store the counts, if this tree gets the turn for it. Return no row without a turn, and otherwise whether
 -- the sample is the first of its minute. Such a sample also stores the size of the tables. The counts are those of inspect/list_queues.
 -- A condition without columns comes first in the plan, so without a turn no task is read. The times of samples are multiples of
--- minutes and hours in UTC. A repeated statement writes one more sample, which does no harm.
+-- minutes and hours in UTC. Samples of the future do not count, because the clock was set back since. A repeated statement writes one more
+-- sample, which does no harm.
 with recursive turn as (
     {fragment/turn}
 ), {fragment/queue_counts}, moment as materialized (
     select
         not exists (
-            select from {schema}.depths d where d.seconds = 3600 and d.at >= date_bin('1 hour', statement_timestamp(), timestamptz '2000-01-01 00:00+00')
+            select from {schema}.depths d
+            where d.seconds = 3600 and d.at >= date_bin('1 hour', statement_timestamp(), timestamptz '2000-01-01 00:00+00') and d.at <= statement_timestamp()
         ) as is_hour,
         not exists (
             select from {schema}.depths d
             where d.seconds in (60, 3600) and d.at >= date_bin('1 minute', statement_timestamp(), timestamptz '2000-01-01 00:00+00')
+              and d.at <= statement_timestamp()
         ) as is_minute
     from turn
 ), kept as materialized (
