@@ -1,6 +1,6 @@
 -- Delete samples of the future, and sums and peaks of spans that have not ended, or not long enough ago. They exist only if the clock was set back
--- after they were stored. Charts would read them in place of the rates and samples of the present. What has been counted remains
--- in `rates` and `depths`, and is summed when its time comes. `rate_settled_s` and `peak_settled_s` are those of series/sum_rates
+-- after they were stored. Charts would read them in place of the rates and samples of the present. All counts remain
+-- in `rates`, and are summed when their time comes. `rate_settled_s` and `peak_settled_s` are those of series/sum_rates
 -- and series/add_peaks. The primary keys and depths_by_time serve the statement.
 with level as materialized (
     select l.seconds, (l.seconds + l.rate_settled_s) * interval '1 second' as rates_after, (l.seconds + l.peak_settled_s) * interval '1 second' as peaks_after
