@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from everbeat import App, Context
+from everbeat import App, Context, RetryPolicy
 from everbeat.domain.recovery.hooks import HookSet
 from everbeat.domain.tracing.carrier import CARRIER_BYTES, carrier_of, decode_carrier, encode_carrier
 from everbeat.domain.tracing.model import TracedAttempt, TracedEnd, TracedRecovery, TracedSend, Tracer
@@ -82,6 +82,54 @@ async def test_a_tracer_that_raises_breaks_no_send_and_no_task_and_is_logged_onc
     assert len([record for record in failed if "method=running" in record.message]) == 1
     assert len([record for record in failed if "method=sending" in record.message]) == 1
     assert all("Broken method=" in record.message and record.exc_info for record in failed)
+
+
+class Exiting(Tracer):
+    """Raises SystemExit around the code of attempts, or gives ids that are no texts."""
+
+    def __init__(self, when: str) -> None:
+        self.when = when
+
+    @contextmanager
+    def running(self, attempt: TracedAttempt, end: TracedEnd, /) -> Iterator[None]:
+        if self.when == "enter":
+            raise SystemExit(3)
+        yield
+        if self.when == "exit":
+            raise SystemExit(3)
+
+    def ids(self) -> tuple[str, str] | None:
+        if self.when == "ids":
+            raise SystemExit(3)
+        return (7, object()) if self.when == "wrong ids" else None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("when", ["enter", "exit", "ids", "wrong ids"])
+async def test_a_tracer_that_exits_or_gives_wrong_ids_leaves_no_task_without_an_end(
+    new_app: NewApp, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An attempt whose end is lost would keep its lease as long as its worker lives."""
+    app = new_app(tracing=Exiting(when))
+
+    @app.task
+    async def order() -> int:
+        return 7
+
+    @app.task
+    def ship() -> int:
+        return 8
+
+    @app.task(retry=RetryPolicy(max_retries=1, intervals=["1s"], auto_retry_for=[LookupError]))
+    async def charge(ctx: Context) -> int:
+        if ctx.attempt == 1:
+            raise LookupError
+        return 9
+
+    async with working(app):
+        sent = [await order.asend(), await ship.asend(), await charge.asend()]
+        assert [await each.aresult(timeout=30) for each in sent] == [7, 8, 9]
+    failed = [record.message for record in caplog.records if "tracer_failed" in record.message]
+    assert len(failed) == 1
 
 
 async def test_a_tracer_that_hangs_delays_recovery_by_the_time_limit_of_hooks_only() -> None:

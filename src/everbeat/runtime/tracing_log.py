@@ -11,7 +11,7 @@ from everbeat.errors.wording import class_name, safe_text
 _log = logging.getLogger("everbeat.runtime")
 
 
-def log_tracer_failure(tracer: Tracer, method: str, problem: Exception) -> None:
+def log_tracer_failure(tracer: Tracer, method: str, problem: BaseException) -> None:
     """Log that a method of a tracer raised an exception. Later errors of this method are not logged."""
     _log.error(
         "tracer_failed tracer=%s method=%s error=%s: %s",
@@ -23,7 +23,7 @@ def log_tracer_failure(tracer: Tracer, method: str, problem: Exception) -> None:
     )
 
 
-def log_meters_failure(meters: Meters, method: str, problem: Exception) -> None:
+def log_meters_failure(meters: Meters, method: str, problem: BaseException) -> None:
     """Log that a method of a recorder of metrics raised an exception. Later errors of this method are not logged."""
     _log.error(
         "meters_failed meters=%s method=%s error=%s: %s",

@@ -40,9 +40,12 @@ class Meters:
 
 
 class GuardedMeters(Meters):
-    """Calls the recorders of an app in such a way that their errors never reach a send or an attempt."""
+    """Calls the recorders of an app in such a way that their errors never reach a send or an attempt.
 
-    def __init__(self, meters: Meters, report: Callable[[Meters, str, Exception], None]) -> None:
+    In a worker, this includes exceptions such as SystemExit, as for tracers.
+    """
+
+    def __init__(self, meters: Meters, report: Callable[[Meters, str, BaseException], None]) -> None:
         self._meters = meters
         self._report = report
         self._reported: set[str] = set()
@@ -53,14 +56,20 @@ class GuardedMeters(Meters):
 
     def started(self, queue: str, name: str, /, *, wait_s: float) -> None:
         """Record the start of an attempt."""
-        self._safely("started", lambda: self._meters.started(queue, name, wait_s=wait_s))
+        self._safely(
+            "started",
+            lambda: self._meters.started(queue, name, wait_s=wait_s),
+            ignored=BaseException,
+        )
 
     def ended(
         self, queue: str, name: str, result: AttemptResult, /, *, run_s: float, error_type: str | None
     ) -> None:
         """Record the end of an attempt."""
         self._safely(
-            "ended", lambda: self._meters.ended(queue, name, result, run_s=run_s, error_type=error_type)
+            "ended",
+            lambda: self._meters.ended(queue, name, result, run_s=run_s, error_type=error_type),
+            ignored=BaseException,
         )
 
     def operated(
@@ -72,10 +81,12 @@ class GuardedMeters(Meters):
             lambda: self._meters.operated(operation, queue, took_s=took_s, error_type=error_type),
         )
 
-    def _safely(self, method: str, call: Callable[[], None]) -> None:
+    def _safely(
+        self, method: str, call: Callable[[], None], *, ignored: type[BaseException] = Exception
+    ) -> None:
         try:
             call()
-        except Exception as problem:  # noqa: BLE001 - a recorder must not break the work that it measures
+        except ignored as problem:  # a recorder must not break the work that it measures
             if method not in self._reported:
                 self._reported.add(method)
                 self._report(self._meters, method, problem)
