@@ -116,6 +116,30 @@ async def test_hidden_payloads_are_in_no_response(
     assert (partly["error"]["code"], partly["error"]["message"]) == ("DECLINED", "hidden")
 
 
+async def test_the_handler_of_a_failure_shows_nothing_that_is_hidden_of_the_failed_task(
+    workers: Workers, new_visitor: NewVisitor
+) -> None:  # O3
+    policy = json.dumps(
+        {"on_failure": {"name": "notify", "parameter": "failure", "queue": "default", "policy": "{}"}}
+    )
+    error = {"code": "DECLINED", "message": SECRET, "traceback": SECRET, "data": {"a": SECRET}}
+    workers.fail("charge", arguments={"order": "o-1", "card": SECRET}, error=error, policy=policy.encode())
+    found = workers.db.connection.execute(
+        workers.db.plain("select id from {schema}.tasks where name = 'notify'")
+    ).fetchone()
+    assert found is not None
+    path = f"/tasks/{found[0]}"
+    for clear in (new_visitor("admin"), new_visitor("admin", hide=["other"])):
+        assert SECRET in (await clear.get(path)).text
+    for rule in ("charge", "charge:card", "*:card", "notify"):
+        visitor = new_visitor("admin", hide=[rule])
+        assert SECRET not in (await visitor.get(path)).text, rule
+        assert SECRET not in json.dumps(await visitor.json(path)), rule
+    shown = (await new_visitor("admin", hide=["charge:card"]).json(path))["task"]["arguments"]["failure"]
+    assert shown["arguments"] == {"order": "o-1", "card": "hidden"}
+    assert shown["error"] == {"code": "DECLINED", "message": "hidden", "type": "shop.Refused"}
+
+
 @pytest.mark.parametrize(
     ("name", "rule"),
     [

@@ -12,6 +12,7 @@ from everbeat.domain.hiding import HIDDEN, HideRule
 from everbeat.domain.inspection import AttemptInfo, Progress, TaskInfo, TaskSummary
 from everbeat.domain.recovery.decision import DeathCertificate, StallCertificate
 from everbeat.domain.task.context_backend import FailedTry
+from everbeat.domain.task.failure_handler import FinalFailure
 from everbeat.errors import TaskError
 from everbeat.store import rows
 
@@ -42,15 +43,31 @@ class Hiding:
         matching = [rule.parameter for rule in self._rules if fnmatchcase(task, rule.task)]
         if self.everything or None in matching:
             return HIDDEN
-        patterns = [each for each in matching if each is not None]
-        if not patterns:
+        if not self._rules:
             return arguments
         if rows.is_marker(arguments):  # it contains the beginning of the text
             return HIDDEN
+        patterns = [each for each in matching if each is not None]
         try:
-            return _without(arguments, patterns)
+            return _without({name: self._failure(one) for name, one in arguments.items()}, patterns)
         except RecursionError:
             return HIDDEN
+
+    def _failure(self, argument: Any) -> Any:
+        """Return an argument. If it is the failure that a handler gets, it lacks what is hidden of the failed task."""
+        if not (isinstance(argument, Mapping) and argument.keys() >= _OF_FAILURES):
+            return argument
+        name, error, arguments = str(argument["name"]), argument["error"], argument["arguments"]
+        if not self.touches(name):
+            return argument
+        known = error if isinstance(error, Mapping) else {}
+        return {
+            **argument,
+            "error": {"code": known.get("code"), "message": HIDDEN, "type": known.get("type")},
+            "arguments": self.arguments(name, arguments)
+            if isinstance(arguments, Mapping)
+            else blanked(arguments),
+        }
 
     def payload(self, task: str, value: Any) -> Any:
         """Return another payload of the task, or "hidden" if the task has a rule. None stays None."""
@@ -141,6 +158,7 @@ def _hidden(text: str | None) -> str | None:
     return HIDDEN if text else text
 
 
+_OF_FAILURES: Final = frozenset(FinalFailure.__struct_fields__)
 _OF_USER_CODE: Final = frozenset({"last_progress", "stage", "message"})
 _OF_DEATHS: Final = frozenset(DeathCertificate.__struct_fields__ + StallCertificate.__struct_fields__)
 
