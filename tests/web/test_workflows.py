@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from everbeat import App, Schedule, TaskError
+from everbeat import App, Schedule, TaskError, Workflow
 from everbeat.domain.schedule.inspection import TickInfo
 from everbeat.domain.workflow.graph import Edge
 from everbeat.web.pages.schedules import marks_of
@@ -157,6 +157,29 @@ async def test_the_errors_and_the_result_of_a_workflow_are_hidden_with_those_of_
             assert page.status_code == 200
             assert SECRET not in page.text, path
             assert SECRET not in json.dumps(await visitor.json(path)), path
+
+
+async def test_the_error_of_a_workflow_inside_another_one_is_hidden_with_those_of_its_tasks(
+    app: App, new_visitor: NewVisitor
+) -> None:  # O3
+    @app.task(name="pack")
+    async def pack(order: str) -> str:
+        raise TaskError("DECLINED", SECRET, {"order": order})
+
+    @app.define_workflow("packing")
+    def packing(wf: Workflow) -> None:
+        wf.add(pack, "o-1")
+
+    wf = app.workflow("order")
+    wf.add(packing)
+    handle = await wf.astart()
+    async with working(app):
+        await handle.aoutcome(timeout="30s")
+    path = f"/workflows/{handle.id}"
+    assert SECRET in (await new_visitor("admin").get(path)).text
+    for visitor in (new_visitor("see"), new_visitor("admin", hide=["pack"])):
+        assert SECRET not in (await visitor.get(path)).text
+        assert SECRET not in json.dumps(await visitor.json(path))
 
 
 async def test_a_schedule_is_paused_resumed_run_and_deleted(app: App, new_visitor: NewVisitor) -> None:

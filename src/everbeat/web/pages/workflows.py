@@ -86,6 +86,15 @@ def _shown(info: WorkflowInfo, *, hides: bool) -> WorkflowInfo:
     return structs.replace(info, error=concealed(info.error), result=blanked(info.result)) if hides else info
 
 
+def _hides(visit: Visit, node: NodeInfo) -> bool:
+    """Return whether the error of a node is hidden. That of a workflow comes from one of its tasks, which can have a rule."""
+    return visit.hiding.has_rules if node.kind == "workflow" else visit.hiding.touches(node.task or "")
+
+
+def _shown_node(visit: Visit, node: NodeInfo) -> NodeInfo:
+    return structs.replace(node, error=concealed(node.error)) if _hides(visit, node) else node
+
+
 def _sentence(found: WorkflowPage | None, *, filtered: bool, limit: int, is_first: bool) -> str:
     if found is None:
         return "The workflows could not be read"
@@ -132,12 +141,10 @@ async def show_one(visit: Visit) -> PageResult:
         )
     nodes: list[NodeInfo] | None = found["nodes"]
     explanation: WorkflowExplanation | None = found["explanation"]
-    hides = visit.hiding.everything or any(visit.hiding.touches(each.task or "") for each in nodes or ())
+    shown_nodes = [_shown_node(visit, each) for each in nodes or ()]
+    hides = visit.hiding.everything or any(_hides(visit, each) for each in nodes or ())
     hides = hides or (nodes is None and visit.hiding.has_rules)
     shown = _shown(info, hides=hides)
-    shown_nodes = [
-        structs.replace(each, error=visit.hiding.error(each.task or "", each.error)) for each in nodes or ()
-    ]
     reasons = () if explanation is None else shown_reasons(explanation.reasons, hides=hides)
     data = {
         "workflow": workflow_document(shown),
