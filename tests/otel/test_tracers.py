@@ -85,7 +85,7 @@ async def test_a_tracer_that_raises_breaks_no_send_and_no_task_and_is_logged_onc
 
 
 class Exiting(Tracer):
-    """Raises SystemExit around the code of attempts, or gives ids that are no texts."""
+    """Raises SystemExit around the code of attempts, or gives wrong ids."""
 
     def __init__(self, when: str) -> None:
         self.when = when
