@@ -12,7 +12,6 @@ from everbeat.domain.hiding import HIDDEN, HideRule
 from everbeat.domain.inspection import AttemptInfo, Progress, TaskInfo, TaskSummary
 from everbeat.domain.recovery.decision import DeathCertificate, StallCertificate
 from everbeat.domain.task.context_backend import FailedTry
-from everbeat.domain.task.failure_handler import FinalFailure
 from everbeat.errors import TaskError
 from everbeat.store import rows
 
@@ -57,7 +56,7 @@ class Hiding:
         """Return an argument. If it is the failure that a handler gets, it lacks what is hidden of the failed task."""
         if not (isinstance(argument, Mapping) and argument.keys() >= _OF_FAILURES):
             return argument
-        name, error, arguments = str(argument["name"]), argument["error"], argument["arguments"]
+        name, error, arguments = str(argument["name"]), argument["error"], argument.get("arguments")
         if not self.touches(name):
             return argument
         known = error if isinstance(error, Mapping) else {}
@@ -158,7 +157,10 @@ def _hidden(text: str | None) -> str | None:
     return HIDDEN if text else text
 
 
-_OF_FAILURES: Final = frozenset(FinalFailure.__struct_fields__)
+_OF_FAILURES: Final = frozenset(
+    {"task_id", "name", "queue", "state", "error", "attempt", "fence", "failed_at"}
+)
+"""The fields of each FinalFailure, also of those that an earlier version has stored."""
 _OF_USER_CODE: Final = frozenset({"last_progress", "stage", "message"})
 _OF_DEATHS: Final = frozenset(DeathCertificate.__struct_fields__ + StallCertificate.__struct_fields__)
 
