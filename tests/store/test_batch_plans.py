@@ -16,7 +16,7 @@ from everbeat.store.leases import Settlement
 from everbeat.store.statement import Statement
 from everbeat.store.workflows import happened
 from tests.store.conftest import StoreHarness
-from tests.store.plans import check_plans, filled, held, nodes, plan
+from tests.store.plans import check_plans, filled, held, nodes, plan, vacuum
 from tests.store.test_batches import new_task, portion
 
 ROWS = 100_000
@@ -60,6 +60,12 @@ class Loaded:
 def loaded(database_url: str) -> Iterator[Loaded]:
     with filled(database_url, rows=ROWS, in_flight=500) as db:
         yield Loaded(db)
+
+
+@pytest.fixture(autouse=True)
+def vacuumed(loaded: Loaded) -> None:
+    """Remove the rows that other tests rolled back, so that these tests can run in any order."""
+    vacuum(loaded.db, *TABLES)
 
 
 def check_plan(loaded: Loaded, statement: Statement[Any], *, pages: int) -> None:

@@ -55,6 +55,7 @@ def a_claim(limit: int, **more: Any) -> Statement[Any]:
 def vacuumed(loaded: StoreHarness) -> None:
     """Remove the rows that other tests rolled back, so that these tests can run in any order."""
     vacuum(loaded, "tasks", "line_changes", "lines", "gates")
+    loaded.connection.execute(loaded.plain("analyze {schema}.tasks"))
 
 
 def apply_all(db: StoreHarness) -> None:

@@ -13,7 +13,7 @@ from everbeat.domain.task.context_backend import NewChild
 from everbeat.store import inspection, recorded, retention, steps, tasks
 from everbeat.store.statement import Statement
 from tests.store.conftest import StoreHarness
-from tests.store.plans import check_plans, filled, held, nodes, plan
+from tests.store.plans import check_plans, filled, held, nodes, plan, vacuum
 
 ROWS = 100_000
 
@@ -59,6 +59,12 @@ class Loaded:
 def loaded(database_url: str) -> Iterator[Loaded]:
     with filled(database_url, rows=ROWS, in_flight=500) as db:
         yield Loaded(db)
+
+
+@pytest.fixture(autouse=True)
+def vacuumed(loaded: Loaded) -> None:
+    """Remove the rows that other tests rolled back, so that these tests can run in any order."""
+    vacuum(loaded.db, "tasks", "steps", "signals", "workflows")
 
 
 def check_plan(loaded: Loaded, statement: Statement[Any], *, pages: int) -> None:

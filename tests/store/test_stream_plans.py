@@ -13,7 +13,7 @@ from everbeat.domain.task.context_backend import EmittedItem
 from everbeat.store import questions, retention, streams
 from everbeat.store.statement import Statement
 from tests.store.conftest import StoreHarness
-from tests.store.plans import check_plans, filled, held
+from tests.store.plans import check_plans, filled, held, vacuum
 
 pytestmark = pytest.mark.timeout(900)  # filling a million rows takes minutes
 
@@ -55,6 +55,12 @@ class Loaded:
 def loaded(database_url: str, request: pytest.FixtureRequest) -> Iterator[Loaded]:
     with filled(database_url, rows=request.param, in_flight=500) as db:
         yield Loaded(db, request.param)
+
+
+@pytest.fixture(autouse=True)
+def vacuumed(loaded: Loaded) -> None:
+    """Remove the rows that other tests rolled back, so that these tests can run in any order."""
+    vacuum(loaded.db, "tasks", "steps", "stream_items")
 
 
 def check_plan(loaded: Loaded, statement: Statement[Any], *, pages: int) -> None:

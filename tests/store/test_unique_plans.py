@@ -13,7 +13,7 @@ from everbeat.store import claims, tasks
 from everbeat.store.statement import Statement
 from everbeat.store.unique_tasks import UniqueTask, insert_unique_tasks, task_with_key
 from tests.store.conftest import StoreHarness
-from tests.store.plans import check_plan, filled, pages_of, plan_of_trees
+from tests.store.plans import check_plan, filled, pages_of, plan_of_trees, vacuum
 
 ROWS = 100_000
 ANSWERS = ("existing", "replace", "debounce", "reject")
@@ -41,6 +41,12 @@ def loaded(database_url: str) -> Iterator[StoreHarness]:
             given = {"rows": ROWS} if "rows" in text else None
             db.connection.execute(sql.SQL(text).format(schema=sql.Identifier(db.target.schema)), given)  # type: ignore[arg-type]
         yield db
+
+
+@pytest.fixture(autouse=True)
+def vacuumed(loaded: StoreHarness) -> None:
+    """Remove the rows that other tests rolled back, so that these tests can run in any order."""
+    vacuum(loaded, "tasks", "unique_keys")
 
 
 def a_send(
