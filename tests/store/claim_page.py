@@ -56,6 +56,7 @@ def beside_lines_and_suspects(db: StoreHarness) -> Iterator[Statement[Any]]:
             " 'key:' || n % 20, now() + n * interval '1 ms' from generate_series(1, 2000) n",
             "update {}.tasks set suspect = true where id = any(array(select id from {}.tasks where state = 'PENDING' limit 1000))",
             "analyze {}.tasks",
+            "analyze {}.pauses",
         ):
             db.connection.execute(sql.SQL(text).format(schema, schema))
         apply = lines.apply_changes(readers=["work"], queues=None, channel=None, most=10_000)
