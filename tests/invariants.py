@@ -713,7 +713,8 @@ def check_invariants(
 ) -> None:
     """Assert every invariant; with `sent`, also that no acknowledged task is missing (I1) and that no other task exists (I2)."""
     with psycopg.connect(url, autocommit=True) as connection:
-        assert breaches(connection, schema) == []
+        broken = breaches(connection, schema)
+        assert broken == [], broken
         if sent is not None:
             there = {
                 row[0]

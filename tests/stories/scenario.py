@@ -244,6 +244,12 @@ class Scenario:
         return lambda: len(self.effects("start", task_id)) >= times
 
     def close(self, *, check: bool = True) -> None:
+        try:
+            self._end(check=check)
+        finally:
+            self.connection.close()
+
+    def _end(self, *, check: bool) -> None:
         for tree in self.trees:
             if tree.process.poll() is None:
                 tree.thaw()
@@ -251,6 +257,7 @@ class Scenario:
         if check:
             # Tasks in flight at the end of the story have no holder: only pending and ended tasks are judged.
             with psycopg.connect(self.url, autocommit=True) as connection:
+                wait_for_last_statements(connection)
                 connection.execute(
                     sql.SQL(
                         "update {}.workers set ended_at = now(), ended_how = 'story' where ended_at is null"
@@ -263,7 +270,17 @@ class Scenario:
                 ).fetchone()
             if open_leases == (0,):
                 check_invariants(self.url, self.schema, deadlocks_before=self.deadlocks_before)
-        self.connection.close()
+
+
+def wait_for_last_statements(connection: psycopg.Connection[Any]) -> None:
+    """Wait until no other session executes a statement: the server finishes those of killed processes, some seconds at most."""
+    active = (
+        "select from pg_stat_activity where state = 'active' and backend_type = 'client backend'"
+        " and datname = current_database() and pid <> pg_backend_pid()"
+    )
+    give_up_at = time.monotonic() + 5
+    while connection.execute(active).rowcount and time.monotonic() < give_up_at:
+        time.sleep(0.02)  # the server sends no event
 
 
 @contextmanager
